@@ -1,0 +1,26 @@
+// The fabric of real processes: one listener, one epoll, a TCP control connection to each peer, and
+// for each peer the data path that both ends can use: shm on the same host, tcp otherwise.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fabric/fabric.h"
+
+namespace mxrdma::fabric {
+
+enum class Policy { automatic, shm, tcp };
+
+struct HostFabricOptions {
+  Policy policy = Policy::automatic;
+  std::string token;  // the job's secret; a peer that cannot prove it is refused
+  int handshake_timeout_ms = kHandshakeTimeoutMs;
+  int spin_us = -1;  // busy polling before sleep; -1: decided by the number of cores
+};
+
+// Whether this host can run the policy, and if not why. Never throws.
+Status viable(Policy policy);
+
+std::unique_ptr<Fabric> make_host_fabric(const HostFabricOptions& options);
+
+}  // namespace mxrdma::fabric

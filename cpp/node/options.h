@@ -1,0 +1,25 @@
+// What a process needs to know to take its role. Filled by mxrdma/config.py, the only reader of the
+// environment.
+#pragma once
+
+#include <string>
+
+#include "fabric/host_fabric.h"
+#include "wire/control.h"
+
+namespace mxrdma::node {
+
+struct NodeOptions {
+  fabric::Address
+      scheduler;  // where the scheduler listens (its own process: where it shall listen)
+  std::string token;
+  fabric::Policy policy = fabric::Policy::automatic;
+  std::string bind_host = "127.0.0.1";  // the chosen interface's address; servers listen there
+  std::string host_name;                // as people know this machine; for messages
+  uint32_t preferred_rank = wire::kAnyRank;
+  int join_timeout_ms = kJoinTimeoutMs;
+  int compute_threads = 0;  // servers: 0 computes on the progress thread
+  int spin_us = -1;
+};
+
+}  // namespace mxrdma::node

@@ -1,0 +1,128 @@
+"""The compiled core as Python sees it. Bindings hold no logic; the GIL is released around every wait.
+
+Failures raise the exception class of mxrdma.errors that belongs to the C++ code (`errors.BY_CODE`).
+"""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+__version__: str
+
+class NodeOptions:
+    """Mirror of cpp/node/options.h; all attributes are plain and settable."""
+
+    scheduler_host: str
+    scheduler_port: int
+    token: bytes
+    fabric: str  # "auto", "shm", "tcp"
+    bind_host: str
+    host_name: str
+    preferred_rank: Optional[int]
+    join_timeout_ms: int
+    compute_threads: int
+    spin_us: int
+    def __init__(self) -> None: ...
+
+class JobConfig:
+    """Mirror of wire::JobConfig (cpp/wire/control.h); all attributes are ints and settable."""
+
+    workers: int
+    servers: int
+    slot_bytes: int
+    slots_per_worker: int
+    staleness: int
+    heartbeat_interval_ms: int
+    heartbeat_timeout_ms: int
+    stall_report_ms: int
+    round_timeout_ms: int
+    barrier_timeout_ms: int
+    def __init__(self) -> None: ...
+
+class KeyRequest:
+    """name ("i:3" or "s:fc1_weight"), updater_index, dtype (MXNet's type flag), shape (elements per axis)."""
+
+    def __init__(self, name: str, updater_index: int, dtype: int, shape: Sequence[int]) -> None: ...
+
+class OptimizerSpec:
+    """kind: "none", "sgd", "nag", "adam", "python"."""
+
+    kind: str
+    momentum: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip_gradient: float
+    multi_precision: bool
+    name: str
+    pickle: bytes
+    def __init__(self) -> None: ...
+
+class Hyper:
+    """lr, wd, rescale_grad and the update count of one push."""
+
+    def __init__(self, lr: float, wd: float, rescale_grad: float, update_count: int) -> None: ...
+
+class Engine:
+    """MXNet's dependency engine through its C API (cpp/engine); opened from the path of libmxnet.so.
+
+    Handles are the integer values of NDArray handles (ctypes c_void_p.value).
+    """
+
+    def __init__(self, libmxnet_path: str) -> None: ...
+
+class Worker:
+    """A worker of the job (cpp/node/worker.h). Blocking calls notice Ctrl-C within about 100 ms."""
+
+    def __init__(self, options: NodeOptions) -> None: ...
+    def start(self) -> None: ...
+    rank: int
+    num_workers: int
+    num_servers: int
+    def summary(self) -> str: ...
+    def counters(self) -> Dict[str, int]: ...
+    def barrier(self) -> None: ...
+    def register_keys(self, keys: Sequence[KeyRequest]) -> List[int]: ...
+    def set_optimizer(self, spec: OptimizerSpec) -> None: ...
+    # ---- on MXNet's engine: asynchronous; handle is an NDArray handle ----
+    def push(self, engine: Engine, key: int, handle: int, hyper: Hyper, priority: int, initial: bool = False) -> None:
+        """Opens a push and puts a `send` operation that reads the array on MXNet's engine."""
+    def pull(self, engine: Engine, key: int, handle: int, priority: int) -> None:
+        """Opens a pull and puts a `receive` operation that writes the array on MXNet's engine."""
+    # ---- without MXNet: blocking, on C-contiguous buffers (numpy arrays) ----
+    def push_buffer(self, key: int, data: Any, hyper: Hyper, priority: int = 0, initial: bool = False) -> None:
+        """Returns when `data` may be reused."""
+    def pull_buffer(self, key: int, out: Any, priority: int = 0) -> None: ...
+    def pushpull_buffers(
+        self, keys: Sequence[int], data: Sequence[Any], out: Sequence[Any], hyper: Hyper
+    ) -> None:
+        """All pushes and pulls at once, priority by position; returns when all are complete."""
+    # ---- ends ----
+    def drain(self, timeout_ms: int) -> None: ...
+    def failure(self) -> Optional[Tuple[str, str]]:
+        """(code, message) of the job's failure as this worker saw it, or None."""
+    def fail(self, message: str) -> None: ...
+    def leave(self) -> None: ...
+
+class Server:
+    """make_updater(spec_name, pickle) returns update(key_name, index, dtype, shape, gradient, weights, hyper);
+
+    gradient and weights are writable memoryviews ('B') of the whole tensor that live for the call only.
+    """
+
+    def __init__(self, options: NodeOptions, make_updater: Callable[[str, bytes], Callable[..., None]]) -> None: ...
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def report(self) -> Dict[str, int]: ...
+
+class Scheduler:
+    def __init__(self, options: NodeOptions, config: JobConfig) -> None: ...
+    def listen(self) -> Tuple[str, int]: ...
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+
+def fabric_viable(name: str) -> Optional[str]:
+    """None if this host can run the fabric, else the reason."""
+
+def set_log_level(level: str) -> None:
+    """debug, info, warning, error or off."""
+
+def set_log_identity(identity: str) -> None: ...
