@@ -1,0 +1,176 @@
+#include "node/membership.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace mxrdma::node {
+
+using fabric::Event;
+
+Membership::Membership(fabric::Fabric* fabric, const Clock* clock, const NodeOptions& options,
+                       wire::Role role)
+    : fabric_(fabric), clock_(clock), options_(options), role_(role) {}
+
+void Membership::start_on_loop(const fabric::Address& listen) {
+  listen_ = listen;
+  join_deadline_ms_ = clock_->now_ms() + options_.join_timeout_ms;
+  started_ = true;
+}
+
+void Membership::fail(Code code, const std::string& text, std::vector<Notice>* notices) {
+  if (ended_) return;
+  ended_ = true;
+  Notice notice;
+  notice.kind = Notice::Kind::failed;
+  notice.status = Status(code, text);
+  notices->push_back(std::move(notice));
+}
+
+Status Membership::send_on_loop(const wire::Message& message) {
+  if (!connected_) return Status(Code::scheduler_lost, "not connected to the scheduler");
+  for (std::vector<std::byte>& part : wire::encode(message)) {
+    Status status = outbox_->send(std::move(part), 0);
+    if (!status.is_ok())
+      return status.with_context("to the scheduler at " + to_string(options_.scheduler));
+  }
+  return Status::ok();
+}
+
+bool Membership::on_event_on_loop(const Event& event, std::vector<Notice>* notices) {
+  if (peer_ == kNoPeer || event.peer != peer_) return false;
+  const std::string scheduler = "scheduler at " + to_string(options_.scheduler);
+  switch (event.kind) {
+    case Event::Kind::connected: {
+      connected_ = true;
+      outbox_ = std::make_unique<Outbox>(fabric_, peer_);
+      wire::Join join;
+      join.role = role_;
+      join.preferred_rank = options_.preferred_rank;
+      join.pid = static_cast<uint64_t>(getpid());
+      join.host = options_.host_name;
+      join.listen_host = listen_.host;
+      join.listen_port = listen_.port;
+      Status status = send_on_loop(join);
+      if (!status.is_ok()) fail(Code::scheduler_lost, status.message(), notices);
+      break;
+    }
+    case Event::Kind::message: {
+      Result<std::optional<wire::Message>> message =
+          assembler_.add(event.payload.data(), event.payload.size());
+      if (!message.is_ok()) {
+        fail(Code::fabric, scheduler + " sent a malformed message: " + message.status().message(),
+             notices);
+      } else if (message.value()) {
+        on_message(*message.value(), notices);
+      }
+      break;
+    }
+    case Event::Kind::done: {
+      Status status = outbox_ ? outbox_->flush_on_loop() : Status::ok();
+      if (!status.is_ok()) fail(Code::scheduler_lost, scheduler + ": " + status.message(), notices);
+      break;
+    }
+    case Event::Kind::lost: {
+      const bool never_connected = !connected_;
+      connected_ = false;
+      peer_ = kNoPeer;
+      if (leaving_) {
+        left_ = true;
+      } else if (never_connected && event.status.code() == Code::fabric) {
+        last_error_ =
+            event.status
+                .message();  // not up yet, perhaps: tick tries again until the join's deadline
+      } else if (event.status.code() == Code::auth || event.status.code() == Code::config) {
+        fail(event.status.code(), scheduler + ": " + event.status.message(), notices);
+      } else {
+        fail(Code::scheduler_lost, scheduler + " was lost: " + event.status.message(), notices);
+      }
+      break;
+    }
+    case Event::Kind::accepted:
+    case Event::Kind::arrived:
+      break;
+  }
+  return true;
+}
+
+void Membership::on_message(const wire::Message& message, std::vector<Notice>* notices) {
+  Notice notice;
+  if (const auto* book = std::get_if<wire::AddressBook>(&message)) {
+    if (has_book()) return fail(Code::fabric, "the scheduler sent a second address book", notices);
+    book_ = *book;
+    next_beat_ms_ = clock_->now_ms() + book_.config.heartbeat_interval_ms;
+    notice.kind = Notice::Kind::book;
+  } else if (const auto* refused = std::get_if<wire::JoinRefused>(&message)) {
+    const Code code = refused->code == 0 ? Code::config : static_cast<Code>(refused->code);
+    return fail(
+        code,
+        "the scheduler at " + to_string(options_.scheduler) + " refused us: " + refused->reason,
+        notices);
+  } else if (const auto* gone = std::get_if<wire::NodeGone>(&message)) {
+    notice.kind = Notice::Kind::gone;
+    notice.gone = *gone;
+  } else if (std::get_if<wire::LeaveAcknowledged>(&message)) {
+    left_ = true;
+    return;
+  } else {
+    notice.message = message;
+  }
+  notices->push_back(std::move(notice));
+}
+
+void Membership::tick_on_loop(std::vector<Notice>* notices) {
+  if (!started_ || ended_) return;
+  const int64_t now_ms = clock_->now_ms();
+  if (peer_ == kNoPeer && !has_book() && now_ms < join_deadline_ms_) {
+    wire::Hello hello;
+    hello.role = role_;
+    hello.rank = options_.preferred_rank;
+    hello.pid = static_cast<uint64_t>(getpid());
+    hello.host = options_.host_name;
+    Result<fabric::PeerId> peer = fabric_->connect(options_.scheduler, wire::encode(hello));
+    if (!peer.is_ok())
+      return fail(peer.status().code(),
+                  "scheduler at " + to_string(options_.scheduler) + ": " + peer.status().message(),
+                  notices);
+    peer_ = peer.value();
+  }
+  if (!has_book()) {
+    if (now_ms >= join_deadline_ms_)
+      fail(Code::join_timeout,
+           std::string("not all nodes joined the scheduler at ") + to_string(options_.scheduler) +
+               " within " + std::to_string(options_.join_timeout_ms / 1000) +
+               " s; check that the numbers of workers and servers are the same everywhere and that "
+               "all were started" +
+               (last_error_.empty() ? "" : " (last error: " + last_error_ + ")"),
+           notices);
+    return;
+  }
+  if (connected_ && now_ms >= next_beat_ms_) {
+    next_beat_ms_ = now_ms + book_.config.heartbeat_interval_ms;
+    Status status = send_on_loop(wire::Heartbeat{++beats_});
+    if (!status.is_ok()) fail(Code::scheduler_lost, status.message(), notices);
+  }
+}
+
+void Membership::leave_on_loop() {
+  if (leaving_ || left_) return;
+  leaving_ = true;
+  if (!connected_ || !send_on_loop(wire::Leave{}).is_ok()) left_ = true;
+}
+
+void Membership::tell_failure_on_loop(const std::string& reason) {
+  leaving_ = true;
+  if (!connected_ || !send_on_loop(wire::Failed{reason}).is_ok()) left_ = true;
+}
+
+std::string Membership::name_of(wire::Role role, uint32_t rank) const {
+  std::string name = std::string(wire::role_name(role)) + " " + std::to_string(rank);
+  for (const wire::NodeInfo& node : book_.nodes)
+    if (node.role == role && node.rank == rank)
+      return name + " on host " + node.host + " (pid " + std::to_string(node.pid) + ")";
+  return name;
+}
+
+}  // namespace mxrdma::node

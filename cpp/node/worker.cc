@@ -1,0 +1,409 @@
+// The worker's thread: carries calls of other threads to the core and the core's results back.
+#include "node/worker.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "node/worker_core.h"
+
+namespace mxrdma::node {
+namespace {
+
+constexpr int kInterruptPollMs = 100;
+constexpr int kLoopTickMs = 200;
+
+// A result that one thread waits for and the progress thread gives. Shared, so that a waiter may
+// give up.
+template <typename T>
+struct Slot {
+  std::mutex mutex;
+  std::condition_variable given_condition;
+  bool given = false;
+  T value;
+
+  void give(T result) {
+    std::lock_guard<std::mutex> lock(mutex);
+    value = std::move(result);
+    given = true;
+    given_condition.notify_all();
+  }
+
+  // False: the interrupt spoke first; `interrupted` says what.
+  bool wait(const Interrupt& interrupt, Status* interrupted) {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!given_condition.wait_for(lock, std::chrono::milliseconds(kInterruptPollMs),
+                                     [this] { return given; })) {
+      lock.unlock();
+      *interrupted = interrupt ? interrupt() : Status::ok();
+      lock.lock();
+      if (!interrupted->is_ok()) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+struct Worker::Implementation {
+  using Command = std::function<void(WorkerCore*)>;
+
+  explicit Implementation(const NodeOptions& node_options) : options(node_options) {}
+
+  // The order of commands is the order of the users' calls. Every command is one user operation in
+  // flight or a step of one, so the queue is bounded by what the user has in flight.
+  void post(Command command, bool wake) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      commands.push_back(std::move(command));
+    }
+    if (wake) fabric->wake();
+  }
+
+  void loop() {
+    SteadyClock clock;
+    WorkerCore core(fabric.get(), &clock, options);
+    core.on_failure([this](const Status& status) { note_failure(status); });
+    core.start_on_loop();
+    std::vector<fabric::Event> events;
+    std::vector<Command> batch;
+    int64_t next_tick_ms = clock.now_ms() + kLoopTickMs;
+    bool told_joined = false;
+    while (!finished) {
+      events.clear();
+      const int64_t wait_ms = std::max<int64_t>(0, next_tick_ms - clock.now_ms());
+      fabric->poll(&events, static_cast<int>(wait_ms));
+      for (const fabric::Event& event : events) core.on_event_on_loop(event);
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        batch.swap(commands);
+      }
+      for (Command& command : batch) command(&core);
+      batch.clear();
+      if (clock.now_ms() >= next_tick_ms) {
+        next_tick_ms = clock.now_ms() + kLoopTickMs;
+        core.tick_on_loop();
+        publish(core);
+      }
+      if (!told_joined && core.joined()) {
+        told_joined = true;
+        book = core.book();
+        summary_text = core.summary();
+        publish(core);
+        start_slot->give(Status::ok());
+      }
+      if (core.left()) left_slot->give(Status::ok());
+    }
+    core.fail_on_loop(Status(Code::closed, "the store was closed"), false);
+    publish(core);
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      closed = true;
+      batch.swap(commands);
+    }
+    for (Command& command : batch) command(&core);  // they end in the failure
+  }
+
+  void publish(const WorkerCore& core) {
+    std::lock_guard<std::mutex> lock(mutex);
+    published = core.counters();
+  }
+
+  void note_failure(const Status& status) {
+    std::function<void(const Status&)> callback;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (failed.is_ok()) failed = status;
+      callback = failure_callback;
+    }
+    start_slot->give(status);
+    if (callback && status.code() != Code::closed) callback(status);
+  }
+
+  Status failure() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return failed;
+  }
+
+  NodeOptions options;
+  std::unique_ptr<fabric::Fabric> fabric;
+  std::thread thread;
+  std::atomic<bool> finished{false};
+  bool started = false, leaving = false;
+
+  mutable std::mutex mutex;  // commands, failed, published, closed, next_ticket, in_flight
+  std::condition_variable idle_condition;
+  std::vector<Command> commands;
+  bool closed = false;
+  Status failed;
+  std::function<void(const Status&)> failure_callback;
+  WorkerCounters published;
+  Ticket next_ticket = 1;
+  uint64_t in_flight = 0;
+
+  wire::AddressBook book;  // written before start_slot is given, constant afterwards
+  std::string summary_text;
+  std::shared_ptr<Slot<Status>> start_slot = std::make_shared<Slot<Status>>();
+  std::shared_ptr<Slot<Status>> left_slot = std::make_shared<Slot<Status>>();
+
+  Result<Ticket> open(const std::function<Command(Ticket, Completion)>& make, Completion done);
+  Result<wire::Release> enter(wire::Enter enter, const Interrupt& interrupt);
+};
+
+Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(options)) {}
+
+Worker::~Worker() {
+  Status status = leave();
+  if (!status.is_ok()) log_debug("leaving: " + status.message());
+}
+
+Status Worker::start(const Interrupt& interrupt) {
+  Implementation& self = *implementation_;
+  MXRDMA_CHECK(!self.started, "start() is called once");
+  Status status = fabric::viable(self.options.policy);
+  if (!status.is_ok()) return status;
+  fabric::HostFabricOptions fabric_options;
+  fabric_options.policy = self.options.policy;
+  fabric_options.token = self.options.token;
+  fabric_options.spin_us = self.options.spin_us;
+  self.fabric = fabric::make_host_fabric(fabric_options);
+  self.started = true;
+  self.thread = std::thread([&self] { self.loop(); });
+  Status interrupted;
+  if (!self.start_slot->wait(interrupt, &interrupted)) return interrupted;
+  if (!self.start_slot->value.is_ok()) return self.start_slot->value;
+  set_log_identity("worker " + std::to_string(rank()));
+  return Status::ok();
+}
+
+uint32_t Worker::rank() const { return implementation_->book.your_rank; }
+uint32_t Worker::num_workers() const { return implementation_->book.config.workers; }
+uint32_t Worker::num_servers() const { return implementation_->book.config.servers; }
+std::string Worker::summary() const { return implementation_->summary_text; }
+
+WorkerCounters Worker::counters() const {
+  std::lock_guard<std::mutex> lock(implementation_->mutex);
+  return implementation_->published;
+}
+
+// ---- collectives
+// -------------------------------------------------------------------------------------------------
+
+Result<wire::Release> Worker::Implementation::enter(wire::Enter enter, const Interrupt& interrupt) {
+  using Outcome = Result<wire::Release>;
+  Status status = failure();
+  if (!status.is_ok()) return status;
+  if (!started || leaving) return Status(Code::closed, "the store is not connected");
+  auto slot = std::make_shared<Slot<std::optional<Outcome>>>();
+  post(
+      [enter = std::move(enter), slot](WorkerCore* core) {
+        core->enter_on_loop(enter, [slot](const Outcome& outcome) { slot->give(outcome); });
+      },
+      true);
+  Status interrupted;
+  if (!slot->wait(interrupt, &interrupted)) return interrupted;
+  return *slot->value;
+}
+
+Status Worker::barrier(const Interrupt& interrupt) {
+  wire::Enter enter;
+  enter.kind = wire::CollectiveKind::barrier;
+  enter.label = "barrier";
+  return implementation_->enter(std::move(enter), interrupt).status();
+}
+
+Result<std::vector<uint32_t>> Worker::register_keys(const std::vector<wire::KeyRequest>& keys,
+                                                    const Interrupt& interrupt) {
+  if (keys.empty()) return std::vector<uint32_t>();
+  wire::Enter enter;
+  enter.kind = wire::CollectiveKind::register_keys;
+  enter.label = "init of key " + keys.front().name.substr(2) +
+                (keys.size() > 1 ? " and " + std::to_string(keys.size() - 1) + " more" : "");
+  enter.keys = keys;
+  Result<wire::Release> release = implementation_->enter(std::move(enter), interrupt);
+  if (!release.is_ok()) return release.status();
+  std::vector<uint32_t> ids;
+  for (const wire::KeySpec& spec : release.value().keys) ids.push_back(spec.id);
+  if (ids.size() != keys.size())
+    return Status(Code::internal, "the scheduler placed another number of keys");
+  return ids;
+}
+
+Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt) {
+  Implementation& self = *implementation_;
+  Status status = drain(kRoundTimeoutMs, interrupt);
+  if (!status.is_ok()) return status;
+  // Keys that would have to move to one server each are read before the servers drop them. Nobody
+  // can complete a round meanwhile: that takes our push, and all of ours are complete.
+  struct Saved {
+    uint32_t id = 0;
+    std::vector<std::byte> bytes;
+  };
+  auto saved = std::make_shared<std::vector<Saved>>();
+  if (spec.kind == wire::OptimizerKind::python && rank() == 0 && num_servers() > 1) {
+    auto plan = std::make_shared<Slot<bool>>();
+    self.post(
+        [saved, plan](WorkerCore* core) {
+          for (const auto& entry : core->split_keys())
+            saved->push_back({entry.first, std::vector<std::byte>(entry.second)});
+          plan->give(true);
+        },
+        true);
+    Status interrupted;
+    if (!plan->wait(interrupt, &interrupted)) return interrupted;
+    for (Saved& key : *saved) {
+      Result<Ticket> pull = open_pull(key.id, 0, [](const Status&) {});
+      if (!pull.is_ok()) return pull.status();
+      grant(pull.value(), key.bytes.data(), key.bytes.size());
+    }
+    status = drain(kRoundTimeoutMs, interrupt);
+    if (!status.is_ok()) return status;
+  }
+  wire::Enter enter;
+  enter.kind = wire::CollectiveKind::set_optimizer;
+  enter.label = "set_optimizer";
+  enter.optimizer = spec;
+  if (rank() != 0)
+    enter.optimizer.pickle.clear();  // rank 0's is used; the others only have to agree on its name
+  Result<wire::Release> release = self.enter(std::move(enter), interrupt);
+  if (!release.is_ok()) return release.status();
+  if (rank() != 0) return Status::ok();
+  for (const wire::KeySpec& moved : release.value().moved) {
+    auto found = std::find_if(saved->begin(), saved->end(),
+                              [&](const Saved& key) { return key.id == moved.id; });
+    if (found == saved->end())
+      return Status(Code::internal, "key " + moved.request.name.substr(2) + " moved unexpectedly");
+    Result<Ticket> push =
+        open_push(moved.id, wire::PushKind::initial, store::Hyper{}, 0, [saved](const Status&) {});
+    if (!push.is_ok()) return push.status();
+    supply(push.value(), found->bytes.data(), found->bytes.size());
+  }
+  return drain(kRoundTimeoutMs, interrupt);
+}
+
+// ---- operations
+// --------------------------------------------------------------------------------------------------
+
+Result<Ticket> Worker::Implementation::open(const std::function<Command(Ticket, Completion)>& make,
+                                            Completion done) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!failed.is_ok()) return failed;
+  if (!started || closed || leaving) return Status(Code::closed, "the store is not connected");
+  const Ticket ticket = next_ticket++;
+  ++in_flight;
+  Completion counted = [this, done = std::move(done)](const Status& status) {
+    done(status);
+    std::lock_guard<std::mutex> guard(mutex);
+    if (--in_flight == 0) idle_condition.notify_all();
+  };
+  commands.push_back(make(ticket, std::move(counted)));
+  return ticket;
+}
+
+Result<Ticket> Worker::open_push(uint32_t key, wire::PushKind kind, const store::Hyper& hyper,
+                                 int priority, Completion done) {
+  return implementation_->open(
+      [=](Ticket ticket, Completion completion) {
+        return [=](WorkerCore* core) {
+          core->open_push_on_loop(ticket, key, kind, hyper, priority, completion);
+        };
+      },
+      std::move(done));
+}
+
+Result<Ticket> Worker::open_pull(uint32_t key, int priority, Completion done) {
+  return implementation_->open(
+      [=](Ticket ticket, Completion completion) {
+        return
+            [=](WorkerCore* core) { core->open_pull_on_loop(ticket, key, priority, completion); };
+      },
+      std::move(done));
+}
+
+void Worker::supply(Ticket ticket, const void* data, size_t bytes) {
+  implementation_->post([=](WorkerCore* core) { core->supply_on_loop(ticket, data, bytes); }, true);
+}
+
+void Worker::grant(Ticket ticket, void* data, size_t bytes) {
+  implementation_->post([=](WorkerCore* core) { core->grant_on_loop(ticket, data, bytes); }, true);
+}
+
+void Worker::abandon(Ticket ticket, const Status& why) {
+  implementation_->post([=](WorkerCore* core) { core->abandon_on_loop(ticket, why); }, true);
+}
+
+// ---- ends
+// --------------------------------------------------------------------------------------------------------
+
+Status Worker::drain(int timeout_ms, const Interrupt& interrupt) {
+  Implementation& self = *implementation_;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  std::unique_lock<std::mutex> lock(self.mutex);
+  while (self.in_flight != 0) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      const uint64_t count = self.in_flight;
+      lock.unlock();
+      auto slot = std::make_shared<Slot<std::string>>();
+      self.post([slot](WorkerCore* core) { slot->give(core->describe_outstanding()); }, true);
+      Status interrupted;
+      const std::string what = slot->wait(interrupt, &interrupted) ? slot->value : std::string();
+      return Status(Code::round_timeout, std::to_string(count) +
+                                             " operations are not complete after " +
+                                             std::to_string(timeout_ms) + " ms: " + what);
+    }
+    self.idle_condition.wait_for(
+        lock, std::chrono::milliseconds(std::min(kInterruptPollMs, std::max(1, timeout_ms))));
+    lock.unlock();
+    Status interrupted = interrupt ? interrupt() : Status::ok();
+    if (!interrupted.is_ok()) return interrupted;
+    lock.lock();
+  }
+  return self.failed;
+}
+
+Status Worker::failure() const { return implementation_->failure(); }
+
+void Worker::on_failure(std::function<void(const Status&)> callback) {
+  std::lock_guard<std::mutex> lock(implementation_->mutex);
+  implementation_->failure_callback = std::move(callback);
+}
+
+void Worker::fail(const Status& why) {
+  if (!implementation_->started) return;
+  implementation_->post([why](WorkerCore* core) { core->fail_on_loop(why, true); }, true);
+}
+
+Status Worker::leave() {
+  Implementation& self = *implementation_;
+  {
+    std::lock_guard<std::mutex> lock(self.mutex);
+    if (!self.started || self.leaving) return Status::ok();
+    self.leaving = true;
+  }
+  self.post([](WorkerCore* core) { core->leave_on_loop(); }, true);
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(kLeaveTimeoutMs);
+  Status interrupted;
+  const bool acknowledged = self.left_slot->wait(
+      [&] {
+        return std::chrono::steady_clock::now() < deadline
+                   ? Status::ok()
+                   : Status(Code::scheduler_lost,
+                            "the scheduler did not acknowledge our leave within " +
+                                std::to_string(kLeaveTimeoutMs) + " ms");
+      },
+      &interrupted);
+  self.finished = true;
+  self.fabric->wake();
+  if (self.thread.joinable()) self.thread.join();
+  return acknowledged ? Status::ok() : interrupted;
+}
+
+}  // namespace mxrdma::node
