@@ -45,6 +45,8 @@ constexpr int kHeartbeatTimeoutMs = 15'000;
 constexpr int kStallReportMs = 60'000;  // first report of a late peer; then at doubling times
 constexpr int kRoundTimeoutMs = 30 * 60 * 1000;
 constexpr int kBarrierTimeoutMs = 30 * 60 * 1000;
+constexpr int kVerdictMs =
+    2'000;  // after a lost connection: for the scheduler to name who was lost first
 constexpr int kLeaveTimeoutMs = 10'000;  // a clean exit waits so long for the scheduler's word
 
 }  // namespace mxrdma

@@ -1,6 +1,10 @@
 // The worker's thread: carries calls of other threads to the core and the core's results back.
 #include "node/worker.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -67,7 +71,25 @@ struct Worker::Implementation {
     if (wake) fabric->wake();
   }
 
+  // Signals are for the user's main thread.
+  static void block_signals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  }
+
+  // A forked child has the memory but neither the thread nor the connections.
+  Status check_process() const {
+    if (!started) return Status(Code::closed, "the store is not connected");
+    if (getpid() == pid) return Status::ok();
+    return Status(Code::unsupported,
+                  "the store was created in process " + std::to_string(pid) +
+                      " and cannot be used in its forked child " + std::to_string(getpid()) +
+                      "; use it in the parent only, or create it in the child before any fork");
+  }
+
   void loop() {
+    block_signals();
     SteadyClock clock;
     WorkerCore core(fabric.get(), &clock, options);
     core.on_failure([this](const Status& status) { note_failure(status); });
@@ -136,6 +158,7 @@ struct Worker::Implementation {
   std::unique_ptr<fabric::Fabric> fabric;
   std::thread thread;
   std::atomic<bool> finished{false};
+  pid_t pid = 0;
   bool started = false, leaving = false;
 
   mutable std::mutex mutex;  // commands, failed, published, closed, next_ticket, in_flight
@@ -160,8 +183,12 @@ struct Worker::Implementation {
 Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(options)) {}
 
 Worker::~Worker() {
+  const bool forked = implementation_->started && getpid() != implementation_->pid;
   Status status = leave();
   if (!status.is_ok()) log_debug("leaving: " + status.message());
+  if (forked)
+    static_cast<void>(
+        implementation_.release());  // its destructors would touch the parent's connections
 }
 
 Status Worker::start(const Interrupt& interrupt) {
@@ -175,6 +202,7 @@ Status Worker::start(const Interrupt& interrupt) {
   fabric_options.spin_us = self.options.spin_us;
   self.fabric = fabric::make_host_fabric(fabric_options);
   self.started = true;
+  self.pid = getpid();
   self.thread = std::thread([&self] { self.loop(); });
   Status interrupted;
   if (!self.start_slot->wait(interrupt, &interrupted)) return interrupted;
@@ -198,9 +226,10 @@ WorkerCounters Worker::counters() const {
 
 Result<wire::Release> Worker::Implementation::enter(wire::Enter enter, const Interrupt& interrupt) {
   using Outcome = Result<wire::Release>;
-  Status status = failure();
+  Status status = check_process();
+  if (status.is_ok()) status = failure();
   if (!status.is_ok()) return status;
-  if (!started || leaving) return Status(Code::closed, "the store is not connected");
+  if (leaving) return Status(Code::closed, "the store is not connected");
   auto slot = std::make_shared<Slot<std::optional<Outcome>>>();
   post(
       [enter = std::move(enter), slot](WorkerCore* core) {
@@ -293,9 +322,11 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
 
 Result<Ticket> Worker::Implementation::open(const std::function<Command(Ticket, Completion)>& make,
                                             Completion done) {
+  Status process = check_process();
+  if (!process.is_ok()) return process;
   std::lock_guard<std::mutex> lock(mutex);
   if (!failed.is_ok()) return failed;
-  if (!started || closed || leaving) return Status(Code::closed, "the store is not connected");
+  if (closed || leaving) return Status(Code::closed, "the store is not connected");
   const Ticket ticket = next_ticket++;
   ++in_flight;
   Completion counted = [this, done = std::move(done)](const Status& status) {
@@ -344,6 +375,8 @@ void Worker::abandon(Ticket ticket, const Status& why) {
 
 Status Worker::drain(int timeout_ms, const Interrupt& interrupt) {
   Implementation& self = *implementation_;
+  Status process = self.check_process();
+  if (!process.is_ok()) return process;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   std::unique_lock<std::mutex> lock(self.mutex);
   while (self.in_flight != 0) {
@@ -376,12 +409,18 @@ void Worker::on_failure(std::function<void(const Status&)> callback) {
 }
 
 void Worker::fail(const Status& why) {
-  if (!implementation_->started) return;
+  if (!implementation_->check_process().is_ok()) return;
   implementation_->post([why](WorkerCore* core) { core->fail_on_loop(why, true); }, true);
 }
 
 Status Worker::leave() {
   Implementation& self = *implementation_;
+  if (self.started && getpid() != self.pid) {
+    // In a forked child there is no thread to join, and the connections are the parent's to end.
+    self.thread.detach();
+    self.started = false;
+    return Status::ok();
+  }
   {
     std::lock_guard<std::mutex> lock(self.mutex);
     if (!self.started || self.leaving) return Status::ok();

@@ -46,6 +46,7 @@ void WorkerCore::tick_on_loop() {
   std::vector<Membership::Notice> notices;
   membership_.tick_on_loop(&notices);
   on_membership(notices);
+  check_verdict();
 }
 
 // ---- events
@@ -140,12 +141,19 @@ ServerLink* WorkerCore::link_of(fabric::PeerId peer) {
 
 void WorkerCore::fail_link(const ServerLink& link, const Status& status) {
   const std::string who = membership_.name_of(wire::Role::server, link.server());
-  // Before the ring is there, a refusal is about settings or the fabric; afterwards the server is
-  // gone.
-  const Code code = link.has_ring() ? Code::server_lost : status.code();
-  fail_on_loop(Status(code, who + (link.has_ring() ? " was lost: " : " cannot be reached: ") +
-                                status.message()),
-               !link.has_ring());
+  if (!link.has_ring()) {
+    // Nothing was lost yet: a refusal is about settings or the fabric.
+    fail_on_loop(Status(status.code(), who + " cannot be reached: " + status.message()), true);
+    return;
+  }
+  if (!suspicion_.is_ok()) return;
+  suspicion_ = Status(Code::server_lost, who + " was lost: " + status.message());
+  verdict_deadline_ms_ = clock_->now_ms() + kVerdictMs;
+}
+
+void WorkerCore::check_verdict() {
+  if (!suspicion_.is_ok() && failure_.is_ok() && clock_->now_ms() >= verdict_deadline_ms_)
+    fail_on_loop(suspicion_, true);
 }
 
 void WorkerCore::on_message(const Event& event) {
@@ -346,7 +354,7 @@ void WorkerCore::abandon_on_loop(Ticket ticket, const Status& why) {
 // rounds: a push goes on the wire when all pulls before it were requested and at most `staleness`
 // rounds before it are open; a pull is requested when all pushes before it were sent.
 void WorkerCore::advance(KeyState* key) {
-  if (!failure_.is_ok() || !joined_) return;
+  if (!failure_.is_ok() || !suspicion_.is_ok() || !joined_) return;
   uint32_t open_rounds = 0;
   bool pulls_requested = true;
   for (size_t i = 0; i < key->queue.size() && failure_.is_ok(); ++i) {

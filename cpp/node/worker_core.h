@@ -85,6 +85,7 @@ class WorkerCore {
   void check_joined();
   ServerLink* link_of(fabric::PeerId peer);
   void fail_link(const ServerLink& link, const Status& status);
+  void check_verdict();
 
   fabric::Fabric* fabric_;
   const Clock* clock_;
@@ -99,6 +100,10 @@ class WorkerCore {
   std::map<uint64_t, Released> collectives_;  // by sequence
   uint64_t next_sequence_ = 1;
   std::unordered_map<fabric::PeerId, wire::Assembler> assemblers_;
+  // A lost server connection may be the echo of another node's loss, which the scheduler names:
+  // wait for its word.
+  Status suspicion_;
+  int64_t verdict_deadline_ms_ = 0;
   Status failure_;
   std::function<void(const Status&)> failure_callback_;
   uint64_t pushes_ = 0, pulled_ = 0;
