@@ -1,0 +1,41 @@
+"""Adds up the JUnit files of all lanes and prints what ran, what failed and why something was skipped."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+
+def count(path):
+    """(passed, failed, skipped, reasons of skips) of one JUnit file."""
+    passed = failed = 0
+    reasons = Counter()
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+            failed += 1
+        elif skipped is not None or case.get("status") in ("notrun", "disabled"):
+            reasons[(skipped.get("message") if skipped is not None else None) or "not run"] += 1
+        else:
+            passed += 1
+    return passed, failed, sum(reasons.values()), reasons
+
+
+def main(folder):
+    total = Counter()
+    files = sorted(Path(folder).glob("*.xml"))
+    if not files:
+        print(f"no results in {folder}")
+        return 1
+    for path in files:
+        passed, failed, skipped, reasons = count(path)
+        print(f"{path.stem:12} {passed:5} passed {failed:4} failed {skipped:4} skipped")
+        for reason, times in reasons.items():
+            print(f"{'':12}   skipped {times}: {reason.splitlines()[0]}")
+        total.update(passed=passed, failed=failed, skipped=skipped)
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
