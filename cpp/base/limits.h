@@ -21,6 +21,8 @@ constexpr size_t kMaxMessageBytes =
     64 * 1024;  // one `send` of any fabric; larger bodies are cut into chunks
 constexpr size_t kMaxBlobBytes = 256u << 20;  // a pickled optimizer; reassembled from chunks
 constexpr size_t kMaxHelloBytes = 4096;
+constexpr size_t kMaxReasonBytes = 16 * 1024;  // a sentence for people, a traceback at most
+constexpr size_t kMaxDimensions = 64;          // of a tensor's shape
 
 // ---- slots: one gradient message occupies one slot of the receiver's ring
 // -------------------------------------
