@@ -100,7 +100,8 @@ class Store {
   // Allocates weights for our shares. Error: memory refused, or a second spec for the same id.
   Status add_key(const wire::KeySpec& key);
   // Replaces the placement of a key without an open round: the old weights are dropped; rank 0
-  // sends them again.
+  // sends them again, and rounds count anew from there. Old memory is released only when no write
+  // of it is left.
   Status move_key(const wire::KeySpec& key);
   // Optimizer state starts anew. For OptimizerKind::python, `updater` is what runs; it must be
   // given.
