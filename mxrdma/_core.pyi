@@ -59,6 +59,10 @@ class OptimizerSpec:
 class Hyper:
     """lr, wd, rescale_grad and the update count of one push."""
 
+    lr: float
+    wd: float
+    rescale_grad: float
+    update_count: int
     def __init__(self, lr: float, wd: float, rescale_grad: float, update_count: int) -> None: ...
 
 class Engine:
@@ -67,6 +71,7 @@ class Engine:
     Handles are the integer values of NDArray handles (ctypes c_void_p.value).
     """
 
+    runs_inline: bool  # MXNET_ENGINE_TYPE=NaiveEngine: an operation is waited for inside the call that pushes it
     def __init__(self, libmxnet_path: str) -> None: ...
 
 class Worker:
@@ -87,6 +92,8 @@ class Worker:
         """Opens a push and puts a `send` operation that reads the array on MXNet's engine."""
     def pull(self, engine: Engine, key: int, handle: int, priority: int) -> None:
         """Opens a pull and puts a `receive` operation that writes the array on MXNet's engine."""
+    def pushpull(self, engine: Engine, key: int, handle: int, out_handle: int, hyper: Hyper, priority: int) -> None:
+        """push and pull in one call; the arrays may be one. Where they are apart, their bytes cross in one message each."""
     # ---- without MXNet: blocking, on C-contiguous buffers (numpy arrays) ----
     def push_buffer(self, key: int, data: Any, hyper: Hyper, priority: int = 0, initial: bool = False) -> None:
         """Returns when `data` may be reused."""
@@ -126,3 +133,5 @@ def set_log_level(level: str) -> None:
     """debug, info, warning, error or off."""
 
 def set_log_identity(identity: str) -> None: ...
+def force_exit_code(code: int) -> None:
+    """The process ends with this code, whatever Python would return; 0 takes it back."""

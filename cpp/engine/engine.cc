@@ -1,0 +1,249 @@
+#include "engine/engine.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/api.h"
+#include "engine/array_access.h"
+
+namespace mxrdma::engine {
+namespace {
+
+// The probe operation of detect_inline() touches nothing and waits for nobody; a loaded machine may
+// be slow.
+constexpr std::chrono::seconds kProbeLimit{30};
+
+// An error for the user's next wait on the array. The prefix lets MXNet's Python raise the class
+// that mxrdma has registered under this name.
+std::string error_text(const Status& status) {
+  return std::string("mxrdma.") + code_name(status.code()) + ": " + status.message();
+}
+
+void complete(const OnComplete& on_complete, const Status& status) {
+  if (status.is_ok()) {
+    on_complete.callback(on_complete.engine, on_complete.parameter, nullptr);
+    return;
+  }
+  // MXNet's bookkeeping of errors is not safe against two of them at the same time.
+  static std::mutex* one_error_at_a_time = new std::mutex;
+  std::lock_guard<std::mutex> lock(*one_error_at_a_time);
+  const dmlc::Error error(error_text(status));
+  on_complete.callback(on_complete.engine, on_complete.parameter, &error);
+}
+
+// The task of an operation on a plain copy: both operations end together.
+class CopiedTask final : public Task {
+ public:
+  CopiedTask(std::shared_ptr<Task> task, Finish original)
+      : task_(std::move(task)), original_(std::move(original)) {}
+
+  void start(void* data, size_t bytes, Finish finish) override {
+    task_->start(data, bytes,
+                 [finish = std::move(finish), original = original_](const Status& status) {
+                   finish(status);
+                   original(status);
+                 });
+  }
+  void abandon(const Status& why) override {
+    task_->abandon(why);
+    original_(why);
+  }
+
+ private:
+  std::shared_ptr<Task> task_;
+  Finish original_;
+};
+
+class ProbeTask final : public Task {
+ public:
+  struct Outcome {
+    std::mutex mutex;
+    std::condition_variable condition;
+    bool ended = false;
+    std::thread::id thread;
+    Status status;
+  };
+  explicit ProbeTask(std::shared_ptr<Outcome> outcome) : outcome_(std::move(outcome)) {}
+
+  void start(void*, size_t, Finish finish) override {
+    end(Status::ok());
+    finish(Status::ok());
+  }
+  void abandon(const Status& why) override { end(why); }
+
+ private:
+  void end(const Status& status) {
+    std::lock_guard<std::mutex> lock(outcome_->mutex);
+    outcome_->ended = true;
+    outcome_->thread = std::this_thread::get_id();
+    outcome_->status = status;
+    outcome_->condition.notify_all();
+  }
+  std::shared_ptr<Outcome> outcome_;
+};
+
+}  // namespace
+
+struct Engine::Operation {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Task> task;
+  Handle array = nullptr;  // our own reference: keeps the memory from being reused
+  Access access = Access::read;
+  int priority = 0;
+  const char* name = nullptr;
+  bool is_copy = false;  // of an array in blocked layout; not copied again
+  bool started = false;
+
+  ~Operation() {
+    if (array && engine->api_->free_array(array) != 0)
+      log_error(engine->api_->error("releasing an array").message());
+  }
+};
+
+Engine::Engine(std::shared_ptr<const Api> api) : api_(std::move(api)), copier_(api_) {}
+
+Result<std::shared_ptr<Engine>> Engine::open(const std::string& libmxnet_path) {
+  Result<std::shared_ptr<const Api>> api = Api::load(libmxnet_path);
+  if (!api.is_ok()) return api.status();
+  std::shared_ptr<Engine> engine(new Engine(api.value()));
+  Status status = engine->detect_inline();
+  if (!status.is_ok()) return status;
+  return engine;
+}
+
+Status Engine::detect_inline() {
+  const int64_t shape[1] = {1};
+  Handle array = nullptr;
+  if (api_->create_array(shape, 1, 1, 0, 0, 0, &array) != 0)
+    return api_->error("creating an array");
+  auto outcome = std::make_shared<ProbeTask::Outcome>();
+  Status status = read(array, 0, "mxrdma_probe", std::make_unique<ProbeTask>(outcome));
+  api_->free_array(array);
+  if (!status.is_ok()) return status;
+  std::unique_lock<std::mutex> lock(outcome->mutex);
+  if (!outcome->condition.wait_for(lock, kProbeLimit, [&] { return outcome->ended; }))
+    return Status(Code::internal, "MXNet's engine runs no operation");
+  runs_inline_ = outcome->thread == std::this_thread::get_id();
+  return outcome->status;
+}
+
+bool Engine::may_share(void* handle, void* other) const {
+  return !api_->known_layout || chunk_of(handle) == chunk_of(other);
+}
+
+Status Engine::read(void* handle, int priority, const char* name, std::unique_ptr<Task> task) {
+  return push(handle, priority, name, Access::read, std::move(task));
+}
+
+Status Engine::write(void* handle, int priority, const char* name, std::unique_ptr<Task> task) {
+  return push(handle, priority, name, Access::write, std::move(task));
+}
+
+Status Engine::push(void* handle, int priority, const char* name, Access access,
+                    std::shared_ptr<Task> task, bool is_copy) {
+  auto* operation = new Operation;
+  operation->engine = shared_from_this();
+  operation->task = std::move(task);
+  operation->access = access;
+  operation->priority = priority;
+  operation->name = name;
+  operation->is_copy = is_copy;
+  if (api_->shallow_copy(handle, &operation->array) != 0) {
+    Status status = api_->error("taking a reference to the array");
+    forget(operation);
+    return status;
+  }
+  Context context;
+  Handle arrays[1] = {operation->array};
+  const int property = kCpuPrioritized;
+  const bool reads = access == Access::read;
+  // From here MXNet owns the operation: it calls `forget` when it is through with it, also if this
+  // call fails.
+  if (api_->push_async(&Engine::run, operation, &Engine::forget, &context, arrays, reads ? 1 : 0,
+                       arrays, reads ? 0 : 1, &property, priority, name, false) != 0)
+    return api_->error("putting an operation on MXNet's engine");
+  return Status::ok();
+}
+
+void Engine::run(void* /*context*/, void* on_complete, void* parameter) {
+  auto* operation = static_cast<Operation*>(parameter);
+  const OnComplete completion = *static_cast<OnComplete*>(on_complete);
+  operation->started = true;
+  // The operation may be gone as soon as `finish` was called, possibly inside start().
+  std::shared_ptr<Engine> engine = operation->engine;
+  std::shared_ptr<Task> task = operation->task;
+  const bool reads = operation->access == Access::read;
+  Result<ArrayAccess> access = reads ? access_array(engine->api_, operation->array)
+                                     : access_array_exclusively(engine->api_, operation->array);
+  if (access.is_ok()) {
+    auto held = std::make_shared<ArrayAccess>(std::move(access.value()));
+    void* data = held->data();
+    const size_t bytes = held->bytes();
+    task->start(data, bytes, [held, completion](const Status& status) mutable {
+      held.reset();
+      complete(completion, status);
+    });
+    return;
+  }
+  if (reads && !operation->is_copy) {
+    engine->copier_.post([engine, task, completion, array = operation->array,
+                          priority = operation->priority, name = operation->name] {
+      engine->copy_and_read(array, priority, name, task,
+                            [completion](const Status& status) { complete(completion, status); });
+    });
+    return;
+  }
+  task->abandon(access.status());
+  complete(completion, access.status());
+}
+
+void Engine::forget(void* parameter) {
+  std::unique_ptr<Operation> operation(static_cast<Operation*>(parameter));
+  if (operation->started) return;
+  operation->task->abandon(Status(
+      Code::cancelled,
+      "MXNet did not run the operation because the computation of its array had failed before"));
+}
+
+Result<void*> Engine::plain_copy(void* array) {
+  int dimensions = 0, type = 0;
+  const int64_t* shape = nullptr;
+  if (api_->shape(array, &dimensions, &shape) != 0 || api_->dtype(array, &type) != 0)
+    return api_->error("asking for the array's shape");
+  Handle copy = nullptr;
+  if (api_->create_array(shape, dimensions, 1, 0, 0, type, &copy) != 0)
+    return api_->error("creating a copy");
+  void* op = nullptr;
+  Handle inputs[1] = {array};
+  Handle outputs[1] = {copy};
+  Handle* output_list = outputs;
+  int output_count = 1;
+  if (api_->op_handle("_copyto", &op) != 0 ||
+      api_->invoke(op, 1, inputs, &output_count, &output_list, 0, nullptr, nullptr) != 0) {
+    Status status = api_->error("copying an array in blocked layout");
+    api_->free_array(copy);
+    return status;
+  }
+  return copy;
+}
+
+void Engine::copy_and_read(void* array, int priority, const char* name, std::shared_ptr<Task> task,
+                           const Finish& finish) {
+  Result<void*> copy = plain_copy(array);
+  if (!copy.is_ok()) {
+    task->abandon(copy.status());
+    finish(copy.status());
+    return;
+  }
+  // An error here has abandoned the task, and so ended both.
+  Status status = push(copy.value(), priority, name, Access::read,
+                       std::make_shared<CopiedTask>(std::move(task), finish), true);
+  if (!status.is_ok()) log_error(status.message());
+  if (api_->free_array(copy.value()) != 0) log_error(api_->error("releasing an array").message());
+}
+
+}  // namespace mxrdma::engine
