@@ -1,0 +1,237 @@
+"""A worker process' one membership in the job, shared by all stores of the process; its failures, forks and end."""
+
+import atexit
+import os
+import sys
+import threading
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import register_error
+from mxnet.ndarray import NDArray
+
+from mxrdma import _arrays, _core, config, errors
+from mxrdma._arrays import InvalidArgument, Key
+from mxrdma.optimizer import LiveOptimizer
+
+# Every operation ends within the round time-out (30 minutes by default) by itself; these limits are backstops.
+FORK_DRAIN_MS = 31 * 60 * 1000
+# Results that the script did not wait for are not needed by it, but others need our gradients: time to send them.
+EXIT_DRAIN_MS = 60 * 1000
+
+_NO_HYPER = _core.Hyper(0.0, 0.0, 1.0, 0)
+_session: Optional["Session"] = None
+_lock = threading.Lock()
+
+
+class KeyInfo:
+    """What a worker knows of a key: its id in the job, its shape and type, and the index that an updater sees."""
+
+    def __init__(self, key: Key, ident: int, shape: Tuple[int, ...], dtype: np.dtype, index: int) -> None:
+        self.key = key
+        self.id = ident
+        self.shape = shape
+        self.dtype = dtype
+        self.index = index
+
+
+class Session:
+    """Joins the job when it is made. Methods raise the job's failure for ever once there is one."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.exit_code = 0  # of a sys.exit() that may be under way
+        self.uncaught = False
+        self.left = False
+        self.keys: Dict[Key, KeyInfo] = {}
+        self.live: Optional[LiveOptimizer] = None
+        self._next_string_index = 0
+        options = config.worker_options()
+        self.engine = _core.Engine(mx.libinfo.find_lib_path()[0])
+        self.worker = _core.Worker(options)
+        self.worker.start()
+        self.rank: int = self.worker.rank
+        self.num_workers: int = self.worker.num_workers
+
+    # ---- failure
+
+    def check(self) -> None:
+        """Raises if the store cannot be used: in a forked child, or after the job has failed."""
+        if os.getpid() != self.pid:
+            raise errors.BY_CODE["unsupported"](
+                f"the store belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}; "
+                "use it in the parent only"
+            )
+        self.exit_code = 0  # whoever uses the store goes on, so an earlier sys.exit() was caught
+        failure = self.worker.failure()
+        if failure is not None:
+            raise _error(failure)
+
+    # ---- keys
+
+    def known(self, key: Key) -> KeyInfo:
+        """The key's record; InvalidArgument if it was not initialised."""
+        info = self.keys.get(key)
+        if info is None:
+            raise InvalidArgument(f"key {key!r} has not been initialised; call init or broadcast first, on all workers")
+        return info
+
+    def init(self, values: Dict[Key, List[NDArray]]) -> None:
+        """A collective of all workers: registers the keys; rank 0's values count."""
+        self.check()
+        kinds = {type(key) for key in list(values) + list(self.keys)[:1]}
+        if len(kinds) > 1:
+            raise InvalidArgument("a store's keys must be all integers or all strings")
+        requests = []
+        string_index = self._next_string_index
+        for key, arrays in values.items():
+            if key in self.keys:
+                raise InvalidArgument(
+                    f"key {key!r} is initialised already; all stores of a process share one set of keys"
+                )
+            array = arrays[0]
+            flag = _arrays.type_flag(key, array)
+            if array.size == 0:
+                raise InvalidArgument(f"key {key!r}: an array of shape {tuple(array.shape)} has no elements")
+            index = key if isinstance(key, int) else string_index
+            string_index += isinstance(key, str)
+            requests.append(_core.KeyRequest(_arrays.canonical_name(key), index, flag, list(array.shape)))
+        idents = self.worker.register_keys(requests)
+        for (key, arrays), ident in zip(values.items(), idents):
+            index = key if isinstance(key, int) else self._next_string_index
+            self._next_string_index += isinstance(key, str)
+            array = arrays[0]
+            self.keys[key] = KeyInfo(key, ident, tuple(array.shape), np.dtype(array.dtype), index)
+            if self.rank == 0:
+                source = _arrays.reduce_to_cpu([array])
+                self.worker.push(self.engine, ident, _arrays.handle(source), _NO_HYPER, 0, True)
+        self.check_inline()
+
+    # ---- operations
+
+    def hyper(self, info: KeyInfo) -> _core.Hyper:
+        """The hyper-parameters of the next push of this key, which they count."""
+        return _NO_HYPER if self.live is None else self.live.next(info.index)
+
+    def check_push(self, info: KeyInfo, arrays: Sequence[NDArray]) -> None:
+        """InvalidArgument unless these arrays can be pushed to the key."""
+        for array in arrays:
+            _arrays.check_like(info.key, array, info.shape, info.dtype, "the pushed value")
+        if self.live is not None and self.live.element_wise and info.dtype.kind != "f":
+            raise InvalidArgument(
+                f"key {info.key!r} has type {info.dtype}, but {type(self.live.optimizer).__name__} updates "
+                "floating-point keys only"
+            )
+
+    def check_inline(self) -> None:
+        """NaiveEngine never raises an operation's error, so it is raised here."""
+        if self.engine.runs_inline:
+            self.check()
+
+    # ---- the end
+
+    def fail(self, message: str) -> None:
+        """Tells the job that this process ends because of an error."""
+        if os.getpid() == self.pid and not self.left:
+            self.worker.fail(message)
+
+    def finish(self) -> None:
+        """Ends the membership: in order if all is well, else so that nobody waits for us."""
+        if self.left or os.getpid() != self.pid:
+            return
+        if not self.uncaught and getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+            self.uncaught = True  # somebody replaced our excepthook
+            self.fail(f"uncaught {type(sys.last_value).__name__}: {sys.last_value}")
+        elif self.exit_code:
+            self.fail(f"the script ended with exit code {self.exit_code}")
+        elif not self.uncaught:
+            self._finish_well()
+        try:
+            self.worker.leave()
+        except Exception as error:
+            _say(f"leaving the job: {error}")
+        self.left = True
+
+    def _finish_well(self) -> None:
+        try:
+            failure = self.worker.failure()
+            if failure is None:
+                self.worker.drain(EXIT_DRAIN_MS)
+                return
+            message = f"the job had failed, so this process ends with code 1: {failure[1]}"
+        except BaseException as error:  # Ctrl-C too: nobody is left to whom it could be raised
+            message = f"ending the outstanding operations: {error or type(error).__name__}"
+            self.fail(message)
+        _say(message)
+        _core.force_exit_code(1)
+
+
+def join() -> Session:
+    """The process' session; joins the job at the first call."""
+    global _session
+    with _lock:
+        if _session is None:
+            _session = Session()
+            _watch(_session)
+        elif os.getpid() != _session.pid:
+            _session.check()
+        return _session
+
+
+def _error(failure: Tuple[str, str]) -> Exception:
+    return errors.BY_CODE[failure[0]](failure[1])
+
+
+def _say(message: str) -> None:
+    rank = "" if _session is None else f" (worker {_session.rank})"
+    print(f"mxrdma{rank}: {message}", file=sys.stderr, flush=True)
+
+
+def _watch(session: Session) -> None:
+    """Hooks into the ends of the process. Registered after MXNet's own, so it runs before them."""
+    for code, klass in errors.BY_CODE.items():
+        register_error(f"mxrdma.{code}", klass)  # a wait on an array raises the class, not a bare MXNetError
+    atexit.register(session.finish)
+    os.register_at_fork(before=lambda: _before_fork(session))
+
+    previous_hook = sys.excepthook
+
+    def excepthook(kind: Any, value: Any, trace: Any) -> None:
+        if os.getpid() == session.pid:
+            session.uncaught = True
+            session.fail(f"uncaught {kind.__name__}: {value}")
+        previous_hook(kind, value, trace)
+
+    sys.excepthook = excepthook
+
+    previous_exit = sys.exit
+
+    def noting_exit(code: Any = None) -> None:
+        """sys.exit(), noting the code: an atexit function cannot see it."""
+        if os.getpid() == session.pid and threading.current_thread() is threading.main_thread():
+            session.exit_code = code if isinstance(code, int) else int(code is not None)
+        previous_exit(code)
+
+    sys.exit = noting_exit  # type: ignore[assignment]
+
+
+def _before_fork(session: Session) -> None:
+    """MXNet waits for every operation at a fork, with the GIL held and without a limit, and aborts if one has failed."""
+    if session.left or os.getpid() != session.pid:
+        return
+    try:
+        session.worker.drain(FORK_DRAIN_MS)
+    except BaseException as error:
+        if session.worker.failure() is None:
+            session.fail(f"operations were outstanding at a fork: {error}")
+        _take_errors_out_of_the_engine()
+
+
+def _take_errors_out_of_the_engine() -> None:
+    for _ in range(8):  # a wait raises, and so clears, one error at a time; the session keeps the failure
+        try:
+            mx.nd.waitall()
+            return
+        except mx.MXNetError:
+            continue
