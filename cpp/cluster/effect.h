@@ -16,6 +16,7 @@ struct Effect {
   enum class Kind : uint8_t {
     send,      // `message` to each of `to`
     drop,      // close the connections `to`, after what was sent before has had time to arrive
+    close,     // close the connections `to` now
     complete,  // all workers are in the collective `sequence`: decide it, then call release()
     log,       // `text` for people
   };
@@ -40,6 +41,12 @@ struct Effect {
   static Effect drop(Member member) {
     Effect effect;
     effect.kind = Kind::drop;
+    effect.to = {member};
+    return effect;
+  }
+  static Effect close(Member member) {
+    Effect effect;
+    effect.kind = Kind::close;
     effect.to = {member};
     return effect;
   }

@@ -126,7 +126,16 @@ std::string Roster::progress() const {
   for (wire::Role role : {wire::Role::worker, wire::Role::server})
     text += (text.empty() ? "" : " and ") + std::to_string(joined(role)) + " of " +
             count_text(expected(role), wire::role_name(role));
-  text += nodes_.empty() ? "; nobody joined" : "; joined: ";
+  return text + (nodes_.empty() ? "; nobody joined" : "; joined: " + names());
+}
+
+std::string Roster::summary() const {
+  return count_text(workers_, "worker") + ", " + count_text(servers_, "server") +
+         " joined: " + names();
+}
+
+std::string Roster::names() const {
+  std::string text;
   for (size_t i = 0; i < nodes_.size(); ++i) {
     if (i == kMaxNamed) return text + ", ...";
     const Node& node = nodes_[i];

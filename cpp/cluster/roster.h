@@ -46,10 +46,13 @@ class Roster {
   std::vector<wire::NodeInfo> book() const;
   // "1 of 2 workers and 0 of 1 servers; joined: worker on host a (pid 3), wants rank 1"
   std::string progress() const;
+  // "2 workers, 1 server joined: server 0 on host a (pid 3), ..."
+  std::string summary() const;
 
  private:
   uint32_t expected(wire::Role role) const;
   uint32_t joined(wire::Role role) const;
+  std::string names() const;
 
   uint32_t workers_;
   uint32_t servers_;

@@ -69,9 +69,9 @@ void SchedulerState::on_message(Member member, wire::Message message, int64_t no
   // Whoever wants to go is let go, a refused peer too: it waits for this word.
   if (leaves) effects->push_back(Effect::send({member}, wire::LeaveAcknowledged{}));
   if (!node || !node->present) {
-    if (!node && !leaves)
-      effects->push_back(Effect::log(Severity::warning, "a peer speaks before it has joined"));
-    if (!node && !leaves) effects->push_back(Effect::drop(member));
+    if (node || leaves) return;
+    effects->push_back(Effect::log(Severity::warning, "a peer speaks before it has joined"));
+    effects->push_back(Effect::close(member));
     return;
   }
   if (std::holds_alternative<wire::Heartbeat>(message)) return;
@@ -127,7 +127,7 @@ void SchedulerState::start(int64_t now_ms, Effects* effects) {
     book.your_rank = node.rank;
     effects->push_back(Effect::send({node.member}, book));
   }
-  effects->push_back(Effect::log(Severity::info, "all joined: " + roster_.progress()));
+  effects->push_back(Effect::log(Severity::info, roster_.summary()));
 }
 
 // ---- going
@@ -202,7 +202,7 @@ void SchedulerState::protocol_broken(Member member, const std::string& what, int
   Node* node = roster_.find(member);
   if (node && node->present)
     gone(node, wire::GoneHow::lost, "it broke the protocol: " + what, now_ms, effects);
-  effects->push_back(Effect::drop(member));
+  effects->push_back(Effect::close(member));
 }
 
 void SchedulerState::connection_lost(Member member, const std::string& reason, int64_t now_ms,
