@@ -2,9 +2,10 @@
 // set; all of them give the same bits (every element is computed alone, without contraction), so
 // servers of different age agree.
 //
-// Float16 is accumulated in float32. Integers wrap. Optimizer steps follow MXNet's update operators
-// (sgd_update, sgd_mom_update, nag_mom_update, adam_update and their mp_ forms): the gradient is
-// rescaled, then clipped, then weight decay is added.
+// Float16 is accumulated in float32. Integers wrap. Optimizer steps follow the update operators of
+// MXNet 1.9.1 (multi_sgd_update, multi_sgd_mom_update, sgd_update, nag_mom_update, adam_update and
+// their mp_ forms) to the order of operations: SGD and NAG clip the rescaled gradient and add
+// weight decay after that, Adam clips the two together.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +22,8 @@ inline size_t accumulator_element_bytes(DType type) {
   return type == DType::float16 ? sizeof(float) : dtype_bytes(type);
 }
 
-enum class Rule : unsigned char { sgd, sgd_momentum, nag, adam };
-constexpr size_t kRules = 4;
+enum class Rule : unsigned char { sgd, sgd_momentum, nag_plain, nag, adam };
+constexpr size_t kRules = 5;
 enum class Precision : unsigned char {
   float32,
   float64,

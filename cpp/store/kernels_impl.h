@@ -159,12 +159,10 @@ inline void gather(float* block, const float* accumulator, const Half* payload, 
 }
 
 // ---- optimizer steps
-// A float16 number as MXNet computes with it: operations among them round, those with a float give
-// a float.
+// A float16 number as MXNet computes with it: every operation rounds.
 struct Rounded {
   Rounded() = default;
   explicit Rounded(float value) : value_(to_float(to_half(value))) {}
-  Rounded& operator=(float value) { return *this = Rounded(value); }
   float value_;
 };
 inline Rounded operator+(Rounded a, Rounded b) { return Rounded(a.value_ + b.value_); }
@@ -172,9 +170,6 @@ inline Rounded operator-(Rounded a, Rounded b) { return Rounded(a.value_ - b.val
 inline Rounded operator-(Rounded a) { return Rounded(-a.value_); }
 inline Rounded operator*(Rounded a, Rounded b) { return Rounded(a.value_ * b.value_); }
 inline Rounded operator/(Rounded a, Rounded b) { return Rounded(a.value_ / b.value_); }
-inline float operator*(float a, Rounded b) { return a * b.value_; }
-inline float operator-(float a, Rounded b) { return a - b.value_; }
-inline float operator+(Rounded a, float b) { return a.value_ + b; }
 inline bool operator<(Rounded a, Rounded b) { return a.value_ < b.value_; }
 
 inline float root(float value) { return __builtin_sqrtf(value); }
@@ -187,7 +182,7 @@ struct Coefficients {
       : lr(T(u.lr)),
         wd(T(u.wd)),
         rescale(T(u.rescale_grad)),
-        clip(T(u.clip_gradient > 0 ? u.clip_gradient : __builtin_inff())),
+        clip(T(u.clip_gradient)),
         momentum(T(u.momentum)),
         beta1(T(u.beta1)),
         beta2(T(u.beta2)),
@@ -196,53 +191,61 @@ struct Coefficients {
 };
 
 template <typename T>
-inline T prepared(T gradient, T weight, const Coefficients<T>& c) {
-  T g = c.rescale * gradient;
-  g = c.clip < g ? c.clip : g;
-  g = g < -c.clip ? -c.clip : g;
-  return g + c.wd * weight;
+inline T clipped(T value, T bound) {
+  value = bound < value ? bound : value;
+  return value < -bound ? -bound : value;
 }
 
+// The rescaled gradient, clipped or not, times the learning rate. Products associate as in MXNet.
+template <bool kClip, typename T>
+inline T scaled(T gradient, const Coefficients<T>& c) {
+  if constexpr (kClip) return c.lr * clipped(c.rescale * gradient, c.clip);
+  return (c.lr * c.rescale) * gradient;
+}
+
+// multi_sgd_update, which MXNet's SGD calls
 struct Sgd {
-  template <typename T>
+  template <bool kClip, typename T>
   static inline void step(T& weight, T gradient, T&, T&, const Coefficients<T>& c) {
-    weight = weight - c.lr * prepared(gradient, weight, c);
+    const T change = -((c.lr * c.wd) * weight) - scaled<kClip>(gradient, c);
+    weight = weight + change;
   }
 };
+// multi_sgd_mom_update and sgd_mom_update
 struct SgdMomentum {
-  template <typename T>
+  template <bool kClip, typename T>
   static inline void step(T& weight, T gradient, T& momentum, T&, const Coefficients<T>& c) {
-    const T g = prepared(gradient, weight, c);
-    momentum = momentum * c.momentum;
-    momentum = momentum - c.lr * g;
+    momentum = c.momentum * momentum - (c.lr * c.wd) * weight - scaled<kClip>(gradient, c);
     weight = weight + momentum;
   }
 };
+// sgd_update, which MXNet's NAG calls without momentum
+struct PlainNag {
+  template <bool kClip, typename T>
+  static inline void step(T& weight, T gradient, T&, T&, const Coefficients<T>& c) {
+    weight = (T(1.0f) - c.lr * c.wd) * weight - scaled<kClip>(gradient, c);
+  }
+};
+// nag_mom_update. MXNet updates the weights in place before the momentum, so the momentum sees the
+// new weights' decay; what users train with today is kept.
 struct Nag {
-  template <typename T>
+  template <bool kClip, typename T>
   static inline void step(T& weight, T gradient, T& momentum, T&, const Coefficients<T>& c) {
-    const T g = prepared(gradient, weight, c);
-    momentum = momentum * c.momentum;
-    momentum = momentum - c.lr * g;
-    weight = weight + c.momentum * momentum - c.lr * g;
+    T g = c.rescale * gradient;
+    if constexpr (kClip) g = clipped(g, c.clip);
+    const T decayed = c.momentum * momentum;
+    weight = weight - decayed + (c.momentum + T(1.0f)) * (decayed - c.lr * (g + c.wd * weight));
+    momentum = decayed - c.lr * (g + c.wd * weight);
   }
 };
-// MXNet's mixed form adds the two terms to each other first.
-struct NagMixed {
-  template <typename T>
-  static inline void step(T& weight, T gradient, T& momentum, T&, const Coefficients<T>& c) {
-    const T g = prepared(gradient, weight, c);
-    momentum = momentum * c.momentum;
-    momentum = momentum - c.lr * g;
-    weight = weight + (c.momentum * momentum - c.lr * g);
-  }
-};
+// adam_update: here weight decay is clipped with the gradient
 struct Adam {
-  template <typename T>
+  template <bool kClip, typename T>
   static inline void step(T& weight, T gradient, T& mean, T& variance, const Coefficients<T>& c) {
-    const T g = prepared(gradient, weight, c);
-    mean = c.beta1 * mean + (1.0f - c.beta1) * g;
-    variance = c.beta2 * variance + (1.0f - c.beta2) * g * g;
+    T g = gradient * c.rescale + weight * c.wd;
+    if constexpr (kClip) g = clipped(g, c.clip);
+    mean = c.beta1 * mean + (T(1.0f) - c.beta1) * g;
+    variance = c.beta2 * variance + (T(1.0f) - c.beta2) * g * g;
     weight = weight - c.lr * mean / (root(variance) + c.epsilon);
   }
 };
@@ -256,14 +259,20 @@ struct States<Sgd> {
   static constexpr int kCount = 0;
 };
 template <>
+struct States<PlainNag> {
+  static constexpr int kCount = 0;
+};
+template <>
 struct States<Adam> {
   static constexpr int kCount = 2;
 };
 
-template <typename R, typename T, bool kSum, bool kPayload>
+template <typename R, bool kClip, bool kSum, bool kPayload, typename T>
 void run(T* __restrict weights, const T* __restrict sum, const T* __restrict payload,
-         T* __restrict state0, T* __restrict state1, size_t elements, const Coefficients<T>& c) {
+         T* __restrict state0, T* __restrict state1, size_t elements,
+         const Coefficients<T>& given) {
   constexpr int kStates = States<R>::kCount;
+  const Coefficients<T> c = given;
   for (size_t i = 0; i < elements; ++i) {
     T gradient;
     if constexpr (kSum && kPayload) {
@@ -276,15 +285,15 @@ void run(T* __restrict weights, const T* __restrict sum, const T* __restrict pay
     T weight = weights[i], first{}, second{};
     if constexpr (kStates > 0) first = state0[i];
     if constexpr (kStates > 1) second = state1[i];
-    R::step(weight, gradient, first, second, c);
+    R::template step<kClip>(weight, gradient, first, second, c);
     if constexpr (kStates > 0) state0[i] = first;
     if constexpr (kStates > 1) state1[i] = second;
     weights[i] = weight;
   }
 }
 
-template <typename R, typename T>
-void update_same(const Update& u) {
+template <typename R, bool kClip, typename T>
+void run_same(const Update& u) {
   const Coefficients<T> c(u);
   T* weights = static_cast<T*>(u.weights);
   const T* sum = static_cast<const T*>(u.accumulator);
@@ -292,16 +301,16 @@ void update_same(const Update& u) {
   T* state0 = static_cast<T*>(u.state0);
   T* state1 = static_cast<T*>(u.state1);
   if (sum != nullptr && payload != nullptr) {
-    run<R, T, true, true>(weights, sum, payload, state0, state1, u.elements, c);
+    run<R, kClip, true, true>(weights, sum, payload, state0, state1, u.elements, c);
   } else if (payload != nullptr) {
-    run<R, T, false, true>(weights, sum, payload, state0, state1, u.elements, c);
+    run<R, kClip, false, true>(weights, sum, payload, state0, state1, u.elements, c);
   } else {
-    run<R, T, true, false>(weights, sum, payload, state0, state1, u.elements, c);
+    run<R, kClip, true, false>(weights, sum, payload, state0, state1, u.elements, c);
   }
 }
 
-template <typename R>
-void update_mixed(const Update& u) {
+template <typename R, bool kClip>
+void run_mixed(const Update& u) {
   const Coefficients<float> c(u);
   float gradient[kBlock];
   for (size_t i = 0; i < u.elements; i += kBlock) {
@@ -311,13 +320,14 @@ void update_mixed(const Update& u) {
     float* master = static_cast<float*>(u.master) + i;
     float* state0 = u.state0 != nullptr ? static_cast<float*>(u.state0) + i : nullptr;
     float* state1 = u.state1 != nullptr ? static_cast<float*>(u.state1) + i : nullptr;
-    run<R, float, false, true>(master, nullptr, gradient, state0, state1, count, c);
+    run<R, kClip, false, true>(master, static_cast<const float*>(nullptr), gradient, state0, state1,
+                               count, c);
     narrow(static_cast<Half*>(u.weights) + i, master, count);
   }
 }
 
-template <typename R>
-void update_half(const Update& u) {
+template <typename R, bool kClip>
+void run_half(const Update& u) {
   const Coefficients<Rounded> c(u);
   Half* weights = static_cast<Half*>(u.weights);
   Half* state0 = static_cast<Half*>(u.state0);
@@ -332,12 +342,25 @@ void update_half(const Update& u) {
       weight.value_ = to_float(weights[i + k]);
       if constexpr (States<R>::kCount > 0) first.value_ = to_float(state0[i + k]);
       if constexpr (States<R>::kCount > 1) second.value_ = to_float(state1[i + k]);
-      R::step(weight, Rounded(gradient[k]), first, second, c);
+      R::template step<kClip>(weight, Rounded(gradient[k]), first, second, c);
       if constexpr (States<R>::kCount > 0) state0[i + k] = to_half(first.value_);
       if constexpr (States<R>::kCount > 1) state1[i + k] = to_half(second.value_);
       weights[i + k] = to_half(weight.value_);
     }
   }
+}
+
+template <typename R, typename T>
+void update_same(const Update& u) {
+  u.clip_gradient > 0 ? run_same<R, true, T>(u) : run_same<R, false, T>(u);
+}
+template <typename R>
+void update_mixed(const Update& u) {
+  u.clip_gradient > 0 ? run_mixed<R, true>(u) : run_mixed<R, false>(u);
+}
+template <typename R>
+void update_half(const Update& u) {
+  u.clip_gradient > 0 ? run_half<R, true>(u) : run_half<R, false>(u);
 }
 
 constexpr Kernels make_table(const char* name) {
@@ -356,8 +379,9 @@ constexpr Kernels make_table(const char* name) {
       {{update_same<Sgd, float>, update_same<Sgd, double>, update_half<Sgd>, update_mixed<Sgd>},
        {update_same<SgdMomentum, float>, update_same<SgdMomentum, double>, update_half<SgdMomentum>,
         update_mixed<SgdMomentum>},
-       {update_same<Nag, float>, update_same<Nag, double>, update_half<Nag>,
-        update_mixed<NagMixed>},
+       {update_same<PlainNag, float>, update_same<PlainNag, double>, update_half<PlainNag>,
+        update_mixed<PlainNag>},
+       {update_same<Nag, float>, update_same<Nag, double>, update_half<Nag>, update_mixed<Nag>},
        {update_same<Adam, float>, update_same<Adam, double>, update_half<Adam>,
         update_mixed<Adam>}}};
 }

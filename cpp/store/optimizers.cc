@@ -42,13 +42,15 @@ Result<Plan> plan(const wire::OptimizerSpec& spec, DType dtype, const std::strin
   }
   plan.master = plan.precision == Precision::float16_mixed;
   plan.state_element_bytes = plan.master ? sizeof(float) : dtype_bytes(dtype);
-  // Without momentum MXNet's SGD and NAG are the same plain step.
+  const bool nag = spec.kind == wire::OptimizerKind::nag;
   if (spec.kind == wire::OptimizerKind::adam) {
     plan.rule = Rule::adam;
     plan.states = 2;
-  } else if (spec.momentum != 0) {
-    plan.rule = spec.kind == wire::OptimizerKind::nag ? Rule::nag : Rule::sgd_momentum;
+  } else if (spec.momentum > 0) {
+    plan.rule = nag ? Rule::nag : Rule::sgd_momentum;
     plan.states = 1;
+  } else {
+    plan.rule = nag ? Rule::nag_plain : Rule::sgd;
   }
   return plan;
 }
