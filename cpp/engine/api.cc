@@ -34,12 +34,7 @@ Result<std::shared_ptr<const Api>> Api::load(const std::string& libmxnet_path) {
   need("MXNDArrayFree", &api->free_array);
   need("MXNDArrayToDLPack", &api->to_dlpack);
   need("MXNDArrayCallDLPackDeleter", &api->delete_dlpack);
-  need("MXNDArrayGetShapeEx64", &api->shape);
-  need("MXNDArrayGetDType", &api->dtype);
   need("MXNDArrayCreateEx64", &api->create_array);
-  need("NNGetOpHandle", &api->op_handle);
-  need("MXImperativeInvoke", &api->invoke);
-  need("MXAutogradSetIsRecording", &api->set_recording);
   if (missing)
     return Status(Code::unsupported,
                   libmxnet_path + " has no " + missing + "; mxrdma needs MXNet 1.9.1");
@@ -47,7 +42,8 @@ Result<std::shared_ptr<const Api>> Api::load(const std::string& libmxnet_path) {
   if (api->version(&version) != 0) return api->error("asking MXNet for its version");
   if (version == kKnownVersion) {
     api->known_layout = true;
-    find(library, "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv", &api->reorder_to_default);
+    find(library, "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv", &api->reorder_in_place);
+    find(library, "_ZNK5mxnet7NDArray15Reorder2DefaultEv", &api->reordered_copy);
   }
   return std::shared_ptr<const Api>(api);
 }

@@ -2,6 +2,7 @@
 // time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -67,22 +68,23 @@ struct Api {
   int (*free_array)(Handle array);
   int (*to_dlpack)(Handle array, DlTensor** out);
   int (*delete_dlpack)(DlTensor* tensor);
-  int (*shape)(Handle array, int* dimensions, const int64_t** shape);
-  int (*dtype)(Handle array, int* dtype);
   int (*create_array)(const int64_t* shape, int dimensions, int device_type, int device_id,
                       int delay_allocation, int dtype, Handle* out);
-  int (*op_handle)(const char* name, void** out);
-  int (*invoke)(void* op, int input_count, Handle* inputs, int* output_count, Handle** outputs,
-                int parameter_count, const char** parameter_keys, const char** parameter_values);
-  int (*set_recording)(int recording, int* previous);
-  // mxnet::NDArray::Chunk::Reorder2Default(): only for the version whose layout we know, else null.
-  void (*reorder_to_default)(void* chunk) = nullptr;
+  // C++ functions, for arrays in oneDNN's blocked layout; only of the version whose layout we know,
+  // else null. mxnet::NDArray::Chunk::Reorder2Default(): in place.
+  void (*reorder_in_place)(void* chunk) = nullptr;
+  // mxnet::NDArray::Reorder2Default() const: a copy in row order, which by the C++ ABI is built at
+  // `result`.
+  void (*reordered_copy)(void* result, const void* array) = nullptr;
   bool known_layout = false;
 
   static Result<std::shared_ptr<const Api>> load(const std::string& libmxnet_path);
   // MXNet's last error on this thread as a Status.
   Status error(const std::string& doing) const;
 };
+
+// More than an NDArray of 1.9.1 takes (about 200 bytes).
+constexpr size_t kArrayObjectBytes = 1024;
 
 // The reference-counted storage behind an array: MXNet 1.9.1's NDArray begins with a
 // std::shared_ptr to it.

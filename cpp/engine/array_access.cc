@@ -1,6 +1,7 @@
 #include "engine/array_access.h"
 
 #include <exception>
+#include <new>
 
 #include "base/log.h"
 
@@ -18,6 +19,9 @@ size_t ArrayAccess::bytes() const {
   return elements * ((static_cast<size_t>(tensor_->dtype.bits) * tensor_->dtype.lanes + 7) / 8);
 }
 
+namespace {
+
+// Fails at once for an array in blocked layout, which is how we know.
 Result<ArrayAccess> access_array(const std::shared_ptr<const Api>& api, Handle array) {
   DlTensor* tensor = nullptr;
   if (api->to_dlpack(array, &tensor) != 0)
@@ -34,14 +38,44 @@ Result<ArrayAccess> access_array(const std::shared_ptr<const Api>& api, Handle a
   return Result<ArrayAccess>(std::move(access));
 }
 
-Result<ArrayAccess> access_array_exclusively(const std::shared_ptr<const Api>& api, Handle array) {
+Status unknown_layout(const Status& why) {
+  return why.with_context(
+      "the array is in a layout that only MXNet 1.9.1's own functions can undo, and they were not "
+      "found");
+}
+
+Status cannot_reorder(const char* why) {
+  return Status(Code::internal,
+                std::string("MXNet could not bring the array into row order: ") + why);
+}
+
+}  // namespace
+
+Result<ArrayAccess> read_access(const std::shared_ptr<const Api>& api, Handle array) {
   Result<ArrayAccess> access = access_array(api, array);
-  if (access.is_ok() || !api->reorder_to_default) return access;
+  if (access.is_ok()) return access;
+  if (!api->reordered_copy) return unknown_layout(access.status());
+  // MXNDArrayFree ends the copy's life with `delete`, so its memory comes from `new`.
+  void* copy = ::operator new(kArrayObjectBytes);
   try {
-    api->reorder_to_default(chunk_of(array));
+    api->reordered_copy(copy, array);
   } catch (const std::exception& error) {
-    return Status(Code::internal,
-                  std::string("MXNet could not bring the array into row order: ") + error.what());
+    ::operator delete(copy);
+    return cannot_reorder(error.what());
+  }
+  access = access_array(api, copy);
+  if (api->free_array(copy) != 0) return api->error("releasing a copy");
+  return access;
+}
+
+Result<ArrayAccess> write_access(const std::shared_ptr<const Api>& api, Handle array) {
+  Result<ArrayAccess> access = access_array(api, array);
+  if (access.is_ok()) return access;
+  if (!api->reorder_in_place) return unknown_layout(access.status());
+  try {
+    api->reorder_in_place(chunk_of(array));
+  } catch (const std::exception& error) {
+    return cannot_reorder(error.what());
   }
   return access_array(api, array);
 }

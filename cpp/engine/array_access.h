@@ -31,10 +31,13 @@ class ArrayAccess {
   DlTensor* tensor_ = nullptr;
 };
 
-// Fails at once, without waiting, for an array in oneDNN's blocked layout. (MXNDArrayGetData would
-// wait for ever in an operation.)
-Result<ArrayAccess> access_array(const std::shared_ptr<const Api>& api, Handle array);
-// For an operation with exclusive access: brings a blocked array back to row order first.
-Result<ArrayAccess> access_array_exclusively(const std::shared_ptr<const Api>& api, Handle array);
+// In an operation that reads: an array in oneDNN's blocked layout is copied into row order, because
+// others may read it at the same time. Never waits. (MXNDArrayGetData would wait for ever in an
+// operation, and so would a copy by MXNet's own operator if a write of the array is queued behind
+// us.)
+Result<ArrayAccess> read_access(const std::shared_ptr<const Api>& api, Handle array);
+// In an operation that writes, which holds the array alone: a blocked one is brought into row order
+// in place.
+Result<ArrayAccess> write_access(const std::shared_ptr<const Api>& api, Handle array);
 
 }  // namespace mxrdma::engine

@@ -35,29 +35,6 @@ void complete(const OnComplete& on_complete, const Status& status) {
   on_complete.callback(on_complete.engine, on_complete.parameter, &error);
 }
 
-// The task of an operation on a plain copy: both operations end together.
-class CopiedTask final : public Task {
- public:
-  CopiedTask(std::shared_ptr<Task> task, Finish original)
-      : task_(std::move(task)), original_(std::move(original)) {}
-
-  void start(void* data, size_t bytes, Finish finish) override {
-    task_->start(data, bytes,
-                 [finish = std::move(finish), original = original_](const Status& status) {
-                   finish(status);
-                   original(status);
-                 });
-  }
-  void abandon(const Status& why) override {
-    task_->abandon(why);
-    original_(why);
-  }
-
- private:
-  std::shared_ptr<Task> task_;
-  Finish original_;
-};
-
 class ProbeTask final : public Task {
  public:
   struct Outcome {
@@ -95,7 +72,6 @@ struct Engine::Operation {
   Access access = Access::read;
   int priority = 0;
   const char* name = nullptr;
-  bool is_copy = false;  // of an array in blocked layout; not copied again
   bool started = false;
 
   ~Operation() {
@@ -104,7 +80,7 @@ struct Engine::Operation {
   }
 };
 
-Engine::Engine(std::shared_ptr<const Api> api) : api_(std::move(api)), copier_(api_) {}
+Engine::Engine(std::shared_ptr<const Api> api) : api_(std::move(api)) {}
 
 Result<std::shared_ptr<Engine>> Engine::open(const std::string& libmxnet_path) {
   Result<std::shared_ptr<const Api>> api = Api::load(libmxnet_path);
@@ -144,14 +120,13 @@ Status Engine::write(void* handle, int priority, const char* name, std::unique_p
 }
 
 Status Engine::push(void* handle, int priority, const char* name, Access access,
-                    std::shared_ptr<Task> task, bool is_copy) {
+                    std::shared_ptr<Task> task) {
   auto* operation = new Operation;
   operation->engine = shared_from_this();
   operation->task = std::move(task);
   operation->access = access;
   operation->priority = priority;
   operation->name = name;
-  operation->is_copy = is_copy;
   if (api_->shallow_copy(handle, &operation->array) != 0) {
     Status status = api_->error("taking a reference to the array");
     forget(operation);
@@ -176,9 +151,9 @@ void Engine::run(void* /*context*/, void* on_complete, void* parameter) {
   // The operation may be gone as soon as `finish` was called, possibly inside start().
   std::shared_ptr<Engine> engine = operation->engine;
   std::shared_ptr<Task> task = operation->task;
-  const bool reads = operation->access == Access::read;
-  Result<ArrayAccess> access = reads ? access_array(engine->api_, operation->array)
-                                     : access_array_exclusively(engine->api_, operation->array);
+  Result<ArrayAccess> access = operation->access == Access::read
+                                   ? read_access(engine->api_, operation->array)
+                                   : write_access(engine->api_, operation->array);
   if (access.is_ok()) {
     auto held = std::make_shared<ArrayAccess>(std::move(access.value()));
     void* data = held->data();
@@ -186,14 +161,6 @@ void Engine::run(void* /*context*/, void* on_complete, void* parameter) {
     task->start(data, bytes, [held, completion](const Status& status) mutable {
       held.reset();
       complete(completion, status);
-    });
-    return;
-  }
-  if (reads && !operation->is_copy) {
-    engine->copier_.post([engine, task, completion, array = operation->array,
-                          priority = operation->priority, name = operation->name] {
-      engine->copy_and_read(array, priority, name, task,
-                            [completion](const Status& status) { complete(completion, status); });
     });
     return;
   }
@@ -207,43 +174,6 @@ void Engine::forget(void* parameter) {
   operation->task->abandon(Status(
       Code::cancelled,
       "MXNet did not run the operation because the computation of its array had failed before"));
-}
-
-Result<void*> Engine::plain_copy(void* array) {
-  int dimensions = 0, type = 0;
-  const int64_t* shape = nullptr;
-  if (api_->shape(array, &dimensions, &shape) != 0 || api_->dtype(array, &type) != 0)
-    return api_->error("asking for the array's shape");
-  Handle copy = nullptr;
-  if (api_->create_array(shape, dimensions, 1, 0, 0, type, &copy) != 0)
-    return api_->error("creating a copy");
-  void* op = nullptr;
-  Handle inputs[1] = {array};
-  Handle outputs[1] = {copy};
-  Handle* output_list = outputs;
-  int output_count = 1;
-  if (api_->op_handle("_copyto", &op) != 0 ||
-      api_->invoke(op, 1, inputs, &output_count, &output_list, 0, nullptr, nullptr) != 0) {
-    Status status = api_->error("copying an array in blocked layout");
-    api_->free_array(copy);
-    return status;
-  }
-  return copy;
-}
-
-void Engine::copy_and_read(void* array, int priority, const char* name, std::shared_ptr<Task> task,
-                           const Finish& finish) {
-  Result<void*> copy = plain_copy(array);
-  if (!copy.is_ok()) {
-    task->abandon(copy.status());
-    finish(copy.status());
-    return;
-  }
-  // An error here has abandoned the task, and so ended both.
-  Status status = push(copy.value(), priority, name, Access::read,
-                       std::make_shared<CopiedTask>(std::move(task), finish), true);
-  if (!status.is_ok()) log_error(status.message());
-  if (api_->free_array(copy.value()) != 0) log_error(api_->error("releasing an array").message());
 }
 
 }  // namespace mxrdma::engine

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "base/status.h"
-#include "engine/copier.h"
 
 namespace mxrdma::engine {
 
@@ -59,17 +58,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   explicit Engine(std::shared_ptr<const Api> api);
   Status push(void* handle, int priority, const char* name, Access access,
-              std::shared_ptr<Task> task, bool is_copy = false);
+              std::shared_ptr<Task> task);
   Status detect_inline();
-  void copy_and_read(void* array, int priority, const char* name, std::shared_ptr<Task> task,
-                     const Finish& finish);
-  Result<void*> plain_copy(void* array);
   static void run(void* context, void* on_complete, void* parameter);
   static void forget(void* parameter);
 
   std::shared_ptr<const Api> api_;
   bool runs_inline_ = false;
-  Copier copier_;
 };
 
 }  // namespace mxrdma::engine
