@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/limits.h"
 #include "store/kernels.h"
 #include "store/store_implementation.h"
 
@@ -12,9 +13,6 @@ namespace mxrdma::store {
 namespace {
 
 std::string text(uint64_t number) { return std::to_string(number); }
-
-// A rank waits for at most so many pulls of one key at a time; more is no honest worker.
-constexpr size_t kMaxPullsPerKey = 1024;
 
 }  // namespace
 
