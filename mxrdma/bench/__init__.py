@@ -1,0 +1,1 @@
+"""`mxrdma-bench`: what the stores cost and what the machine allows, measured in one run."""

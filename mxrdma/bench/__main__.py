@@ -1,0 +1,3 @@
+from mxrdma.bench.cli import main
+
+main()
