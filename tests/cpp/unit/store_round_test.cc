@@ -226,6 +226,21 @@ TEST(StoreRound, PullsAreAnsweredSliceBySlice) {
   EXPECT_EQ(writes[1].slice, 0u);
 }
 
+TEST(StoreRound, APullWaitsForItsOwnRoundAndNotForAnEarlierOne) {
+  StoreBox box(2, 1);
+  const auto key = make_key(0, 1);
+  ASSERT_TRUE(box.store.add_key(key).is_ok());
+  ASSERT_TRUE(box.push(0, key, 0, 0, Floats{0}).is_ok());
+  ASSERT_TRUE(box.push(0, key, 0, 1, Floats{1}).is_ok());
+  ASSERT_TRUE(box.push(0, key, 0, 2, Floats{10}).is_ok());
+  ASSERT_TRUE(box.pull(0, key, 2).is_ok());
+  ASSERT_TRUE(box.push(1, key, 0, 1, Floats{2}).is_ok());
+  EXPECT_EQ(box.count(Kind::write_weights), 0u);
+  ASSERT_TRUE(box.push(1, key, 0, 2, Floats{20}).is_ok());
+  ASSERT_EQ(box.count(Kind::write_weights), 1u);
+  EXPECT_THAT(StoreBox::values<float>(box.take(Kind::write_weights)[0]), ElementsAre(30));
+}
+
 TEST(StoreRound, ATimedOutRoundFailsForThoseInItAndForThoseWhoComeLate) {
   StoreBox box(2);
   const auto key = make_key(0, 1);
