@@ -34,6 +34,7 @@ class Collectives {
   void tick(int64_t now_ms, Effects* effects);
 
   size_t waiting() const;  // Enters that have no Release yet
+  size_t open() const { return open_.size(); }
 
  private:
   struct Collective {

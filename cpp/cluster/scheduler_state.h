@@ -54,6 +54,7 @@ class SchedulerState {
   const Roster& roster() const { return roster_; }
   bool is_server(Member member) const;
   size_t waiting() const { return collectives_.waiting(); }
+  size_t open_collectives() const { return collectives_.open(); }
 
  private:
   void on_join(Member member, const wire::Join& join, int64_t now_ms, Effects* effects);

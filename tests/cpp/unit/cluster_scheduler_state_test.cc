@@ -418,6 +418,7 @@ TEST(ClusterCollective, DisagreementIsToldToEveryoneAtOnce) {
   }
   job.enter(3, 1, "barrier");
   EXPECT_EQ(code_of(job.all<wire::Release>(3).at(0)), Code::invalid_argument);
+  EXPECT_EQ(job.state.open_collectives(), 0u) << "it is remembered for those to come only";
   // The same kind with another label is a disagreement too; and the next call is a fresh one.
   for (Member member : {1, 2, 3}) job.enter(member, 2);
   EXPECT_EQ(code_of(job.all<wire::Release>(1).at(1)), Code::ok);
@@ -442,6 +443,20 @@ TEST(ClusterCollective, OneThatLeftReleasesThoseWhoWait) {
   job.say(1, wire::Leave{});
   EXPECT_EQ(job.state.phase(), Phase::ending);
   EXPECT_TRUE(job.state.status().is_ok());
+}
+
+TEST(ClusterCollective, OneThatEnteredAndThenLeftIsNotMissed) {
+  Job job(3, 1);
+  job.join(4, Role::server);
+  for (Member member : {1, 2, 3}) job.join(member, Role::worker);
+  job.enter(2, 1);
+  job.say(2, wire::Leave{});
+  job.enter(1, 1);
+  EXPECT_TRUE(job.all<wire::Release>(1).empty());
+  job.enter(3, 1);
+  for (Member member : {1, 3}) EXPECT_EQ(code_of(job.all<wire::Release>(member).at(0)), Code::ok);
+  EXPECT_TRUE(job.all<wire::Release>(2).empty());
+  EXPECT_EQ(job.state.open_collectives(), 0u);
 }
 
 TEST(ClusterCollective, ALossReleasesThoseWhoWaitAndThoseWhoCome) {
