@@ -8,6 +8,10 @@ namespace mxrdma::cluster {
 
 using Severity = Effect::Severity;
 
+namespace {
+constexpr uint64_t kMostMs = 7ull * 24 * 3600 * 1000;  // a week is a typing error
+}  // namespace
+
 std::optional<std::string> invalid(const wire::JobConfig& config) {
   const auto range = [](const char* what, uint64_t value, uint64_t least, uint64_t most) {
     return std::string(what) + " is " + std::to_string(value) + ", it must be from " +
@@ -24,7 +28,6 @@ std::optional<std::string> invalid(const wire::JobConfig& config) {
     return range("slot_bytes", config.slot_bytes, kMinSlotBytes, kMaxSlotBytes);
   if (outside(config.slots_per_worker, 1, kMaxSlotsPerPeer))
     return range("slots_per_worker", config.slots_per_worker, 1, kMaxSlotsPerPeer);
-  constexpr uint64_t kMostMs = 7ull * 24 * 3600 * 1000;  // a week is a typing error
   const struct {
     const char* what;
     uint32_t value;
