@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <vector>
@@ -65,8 +66,13 @@ class Latch {
 class PyWorker {
  public:
   explicit PyWorker(const node::NodeOptions& options)
-      : worker_(std::make_shared<Worker>(options)) {}
+      : worker_(std::make_shared<Worker>(options)), pid_(getpid()) {}
   ~PyWorker() {
+    // In a forked child the progress thread and the connections are the parent's: leave them alone.
+    if (getpid() != pid_) {
+      static_cast<void>(new std::shared_ptr<Worker>(std::move(worker_)));
+      return;
+    }
     py::gil_scoped_release release;
     worker_.reset();
   }
@@ -170,6 +176,8 @@ class PyWorker {
   std::shared_ptr<Worker> worker_;
 
  private:
+  const pid_t pid_;
+
   struct Opened {
     Status status;
     Ticket ticket = 0;
