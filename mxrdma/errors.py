@@ -8,7 +8,11 @@ import sys
 from typing import Dict, Type
 
 
-class Error(RuntimeError):
+class _WithoutMXNet(RuntimeError):
+    """Stands where mx.MXNetError will stand; Python can exchange a base only for one with the same layout."""
+
+
+class Error(_WithoutMXNet):
     """Base of all errors of mxrdma."""
 
 
