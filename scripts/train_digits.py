@@ -47,9 +47,9 @@ def accuracy(net, split, batch_size=256):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvstore", default="dist_rdma", help="dist_rdma or dist_sync")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=32, help="of one worker")
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=16, help="of one worker")
+    parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--data-dir", type=Path, help="folder with MNIST's IDX files, plain or .gz")
     parser.add_argument("--result", type=Path, help="where rank 0 writes its figures, as JSON")
@@ -79,9 +79,9 @@ def main():
     net.initialize(mx.init.Xavier())
     net(mx.nd.array(images[:1]))  # shapes become known
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = gluon.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": arguments.lr, "momentum": 0.9}, kvstore=kv  # (*)
-    )
+    schedule = mx.lr_scheduler.CosineScheduler(arguments.epochs * steps, base_lr=arguments.lr)
+    sgd = mx.optimizer.SGD(learning_rate=arguments.lr, momentum=0.9, lr_scheduler=schedule)
+    trainer = gluon.Trainer(net.collect_params(), sgd, kvstore=kv)  # (*) SGD runs on the servers
     parameters = list(net.collect_params().values())
     shuffle = np.random.RandomState(arguments.seed + kv.rank)
 
