@@ -11,9 +11,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from mxrdma import errors
-
-InvalidArgument = errors.BY_CODE["invalid_argument"]
+from mxrdma.errors import InvalidArgument
 
 Key = Union[int, str]
 

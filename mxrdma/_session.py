@@ -12,7 +12,8 @@ from mxnet.base import register_error
 from mxnet.ndarray import NDArray
 
 from mxrdma import _arrays, _core, config, errors
-from mxrdma._arrays import InvalidArgument, Key
+from mxrdma._arrays import Key
+from mxrdma.errors import InvalidArgument
 from mxrdma.optimizer import LiveOptimizer
 
 # Every operation ends within the round time-out (30 minutes by default) by itself; these limits are backstops.
@@ -59,7 +60,7 @@ class Session:
     def check(self) -> None:
         """Raises if the store cannot be used: in a forked child, or after the job has failed."""
         if os.getpid() != self.pid:
-            raise errors.BY_CODE["unsupported"](
+            raise errors.Unsupported(
                 f"the store belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}; "
                 "use it in the parent only"
             )
@@ -174,6 +175,8 @@ def join() -> Session:
         if _session is None:
             _session = Session()
             _watch(_session)
+            if config.Settings().get("MXRDMA_LOG_LEVEL") not in ("error", "off"):
+                _say(_session.worker.summary())
         elif os.getpid() != _session.pid:
             _session.check()
         return _session

@@ -12,17 +12,19 @@ by every later call on a store.
 from typing import Any, Dict, List, Optional
 
 import mxnet as mx
+import numpy as np
 from mxnet.kvstore import KVStore
 from mxnet.kvstore.base import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from mxrdma import _arrays, _session, errors
 from mxrdma import optimizer as optimizers
-from mxrdma._arrays import InvalidArgument, Key
+from mxrdma._arrays import Key
+from mxrdma.errors import InvalidArgument, Unsupported
 
 __all__ = ["RdmaKVStore"]
 
-_Unsupported = errors.BY_CODE["unsupported"]
+errors.join_mxnet()  # MXNet is imported now, so that `except mx.MXNetError` catches our errors
 
 
 class RdmaKVStore(KVStore):
@@ -85,7 +87,7 @@ class RdmaKVStore(KVStore):
         for one, arrays in outputs.items():
             first = values[one][0]
             for array in arrays:
-                _arrays.check_like(one, array, tuple(first.shape), _arrays.np.dtype(first.dtype), "out")
+                _arrays.check_like(one, array, tuple(first.shape), np.dtype(first.dtype), "out")
         self._session.init(values)
         self._pull(outputs, priority)
 
@@ -191,14 +193,14 @@ class RdmaKVStore(KVStore):
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Not there yet."""
-        raise _Unsupported(
+        raise Unsupported(
             "saving the optimizer's state from the servers is not supported yet; to save it, train with "
             "update_on_kvstore=False, where each worker holds the state"
         )
 
     def load_optimizer_states(self, fname: str) -> None:
         """Not there yet."""
-        raise _Unsupported(
+        raise Unsupported(
             "loading the optimizer's state into the servers is not supported yet; to load it, train with "
             "update_on_kvstore=False, where each worker holds the state"
         )
@@ -217,41 +219,41 @@ class RdmaKVStore(KVStore):
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Optional[Any] = None) -> None:
         """Not there yet."""
-        raise _Unsupported("row_sparse keys are not supported by this store yet; use dense arrays")
+        raise Unsupported("row_sparse keys are not supported by this store yet; use dense arrays")
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Not there yet."""
-        raise _Unsupported("gradient compression is not supported by this store yet; leave compression_params out")
+        raise Unsupported("gradient compression is not supported by this store yet; leave compression_params out")
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        raise _Unsupported("servers of this store take no commands; use set_optimizer or _set_updater")
+        raise Unsupported("servers of this store take no commands; use set_optimizer or _set_updater")
 
 
 # MXNet registers a store under its class' name in lower case.
 
 
 @KVStoreBase.register
-class Dist_RDMA(RdmaKVStore):  # noqa: N801
+class Dist_RDMA(RdmaKVStore):
     """The synchronous store."""
 
 
 @KVStoreBase.register
-class Dist_RDMA_Sync(RdmaKVStore):  # noqa: N801
+class Dist_RDMA_Sync(RdmaKVStore):
     """The synchronous store under its full name."""
 
 
 @KVStoreBase.register
-class Dist_RDMA_Device_Sync(RdmaKVStore):  # noqa: N801
+class Dist_RDMA_Device_Sync(RdmaKVStore):
     """The same; arrays on several devices are summed by MXNet where they are copied to."""
 
     _type = "dist_rdma_device_sync"
 
 
 @KVStoreBase.register
-class Dist_RDMA_Async(RdmaKVStore):  # noqa: N801
+class Dist_RDMA_Async(RdmaKVStore):
     """Not there yet: refused before it joins a job."""
 
     _type = "dist_rdma_async"
 
     def __init__(self) -> None:  # pylint: disable=super-init-not-called
-        raise _Unsupported("dist_rdma_async is not supported yet; use dist_rdma")
+        raise Unsupported("dist_rdma_async is not supported yet; use dist_rdma")

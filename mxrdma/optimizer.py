@@ -83,9 +83,7 @@ def spec_for_function(updater: Callable[..., None]) -> _core.OptimizerSpec:
     try:
         spec.pickle = _dumps({"updater": updater})
     except Exception as error:
-        raise errors.BY_CODE["unsupported"](
-            f"the updater {spec.name} cannot be sent to the servers: {error}"
-        ) from error
+        raise errors.Unsupported(f"the updater {spec.name} cannot be sent to the servers: {error}") from error
     return spec
 
 
@@ -151,7 +149,7 @@ def _pickle_optimizer(optimizer: Any) -> bytes:
         name = type(optimizer).__name__
         culprits = _unpicklable_attributes(clone)
         what = f"its attribute {', '.join(culprits)} cannot be pickled" if culprits else "it cannot be pickled"
-        raise errors.BY_CODE["unsupported"](
+        raise errors.Unsupported(
             f"the optimizer {name} cannot be sent to the servers: {what} ({error}). Remove it from the optimizer before "
             "set_optimizer, or leave it out of __getstate__"
         ) from error

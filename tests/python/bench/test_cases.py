@@ -30,14 +30,23 @@ def test_default_sizes_go_from_4_kib_to_64_mib_by_fours():
 
 def test_columns_come_in_the_order_of_the_options():
     columns = cases.parse_columns("dist_rdma,dist_sync,dist_sync:ipc", "shm,tcp", "none,sgd")
-    assert [column.name for column in columns[:4]] == ["dist_rdma:shm", "dist_rdma:tcp", "dist_sync:tcp", "dist_sync:ipc"]
+    assert [column.name for column in columns[:4]] == [
+        "dist_rdma:shm",
+        "dist_rdma:tcp",
+        "dist_sync:tcp",
+        "dist_sync:ipc",
+    ]
     assert [column.updater for column in columns] == ["none"] * 4 + ["sgd"] * 4
 
 
 @pytest.mark.parametrize(
     "arguments, word",
-    [(("dist_async", "shm", "none"), "dist_async"), (("dist_rdma", "ib", "none"), "ib"), (("dist_rdma", "", "none"), "fabric"),
-     (("dist_rdma", "shm", "adam"), "adam")],
+    [
+        (("dist_async", "shm", "none"), "dist_async"),
+        (("dist_rdma", "ib", "none"), "ib"),
+        (("dist_rdma", "", "none"), "fabric"),
+        (("dist_rdma", "shm", "adam"), "adam"),
+    ],
 )
 def test_a_wrong_word_is_named(arguments, word):
     with pytest.raises(ValueError, match=word):

@@ -14,8 +14,21 @@ from mxrdma.bench.job import BenchFailure
 
 CASE = Case("1KiB", ((256,),))
 ROW_KEYS = {
-    "case", "arrays", "bytes", "store", "fabric", "updater", "steps", "step_ms", "turn_medians_ms",
-    "goodput_per_worker_gb_s", "cpu_s_per_gb", "peak_memory_bytes", "counters", "connections", "server_memory",
+    "case",
+    "arrays",
+    "bytes",
+    "store",
+    "fabric",
+    "updater",
+    "steps",
+    "step_ms",
+    "turn_medians_ms",
+    "goodput_per_worker_gb_s",
+    "cpu_s_per_gb",
+    "peak_memory_bytes",
+    "counters",
+    "connections",
+    "server_memory",
 }
 
 
@@ -106,7 +119,11 @@ def test_memory_of_the_fullest_server_is_shown():
     small = {"weights_bytes": 1, "accumulators_peak_bytes": 1, "optimizer_state_bytes": 1, "ring_bytes": 1}
     large = {"weights_bytes": 5, "accumulators_peak_bytes": 6, "optimizer_state_bytes": 7, "ring_bytes": 8}
     assert measure.server_memory([small, large]) == {
-        "weights": 5, "accumulators": 6, "optimizer_state": 7, "rings": 8, "sum": 26,
+        "weights": 5,
+        "accumulators": 6,
+        "optimizer_state": 7,
+        "rings": 8,
+        "sum": 26,
     }
     assert measure.server_memory([]) is None
 
