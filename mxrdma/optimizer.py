@@ -7,6 +7,7 @@ the rescaling come with each push from the worker's live optimizer object, so th
 """
 
 import copy
+import io
 import math
 import os
 import site
@@ -144,6 +145,10 @@ def _pickle_optimizer(optimizer: Any) -> bytes:
         clone.lr_mult, clone.wd_mult = {}, {}
     payload = {"optimizer": clone, "parameters": _parameter_views(optimizer)}
     try:
+        # cloudpickle would send the contents of an open file in its place: not what its owner expects.
+        files = [name for name, value in vars(clone).items() if isinstance(value, io.IOBase)]
+        if files:
+            raise TypeError("open files stay in their process")
         return _dumps(payload)
     except Exception as error:
         name = type(optimizer).__name__
@@ -159,6 +164,8 @@ def _unpicklable_attributes(optimizer: Any) -> List[str]:
     culprits = []
     for name, value in vars(optimizer).items():
         try:
+            if isinstance(value, io.IOBase):
+                raise TypeError("an open file")
             _dumps(value)
         except Exception as error:
             culprits.append(f"{name!r} ({type(value).__name__}: {error})")

@@ -1,8 +1,7 @@
 import functools
 
-import pytest
-
 import job
+import pytest
 
 
 @pytest.fixture
