@@ -20,9 +20,9 @@ import mxnet as mx
 from mxnet import autograd, gluon
 result = {}
 def save():
-    with open(os.path.join(%(folder)r, "partial-%%d" %% kv.rank), "wb") as file:
+    with open(os.path.join(%(folder)r, "partial-%%d" %% rank), "wb") as file:
         pickle.dump(result, file)
-    os.replace(file.name, os.path.join(%(folder)r, "rank-%%d" %% kv.rank))
+    os.replace(file.name, os.path.join(%(folder)r, "rank-%%d" %% rank))
 """
 CREATE = """\
 kv = mx.kv.create(%(kvstore)r)

@@ -53,7 +53,7 @@ def check_every_type(job, workers, dtypes):
 
 
 @pytest.mark.parametrize("workers, servers, fabric", [(2, 1, "shm"), (2, 2, "tcp"), (3, 3, "auto"), (4, 2, "shm")])
-def test_every_type_and_length(run_job, workers, servers, fabric, monkeypatch):
+def test_every_type_and_length(run_job, workers, servers, fabric):
     here = __file__.rsplit("/", 1)[0]
     job = run_job(
         EVERY_TYPE % {"dtypes": "DTYPES"}, workers, servers, fabric=fabric, environment={"PYTHONPATH": path_with(here)}
@@ -243,7 +243,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(run_job):
         refused("states", lambda: kv.save_optimizer_states("f"))
         refused("optimizer", lambda: kv.set_optimizer("sgd"))
         refused("async", lambda: mx.kv.create("dist_rdma_async"))
-        refused("bool data", lambda: kv.init(7, mx.np.array([True, False])))
+        refused("bool data", lambda: kv.init(7, mx.np.array([True, False], dtype="bool")))
         out = mx.nd.zeros((4,))
         kv.pushpull(0, g, out=out)
         result["good"] = out.asnumpy().tolist()
