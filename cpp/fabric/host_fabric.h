@@ -9,7 +9,7 @@
 
 namespace mxrdma::fabric {
 
-enum class Policy { automatic, shm, tcp };
+enum class Policy : uint8_t { automatic, shm, tcp };
 
 struct HostFabricOptions {
   Policy policy = Policy::automatic;

@@ -1,0 +1,106 @@
+// One peer from the first byte to the last: connect or accept, handshake, choice of the data path,
+// the channel.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fabric/bootstrap/handshake.h"
+#include "fabric/channel.h"
+#include "fabric/fd.h"
+#include "fabric/shm/shm_channel.h"
+#include "fabric/socket.h"
+
+namespace mxrdma::fabric {
+
+// What connections of one fabric have in common.
+struct Surroundings {
+  HostFabricOptions options;
+  HostIdentity identity;
+  ChannelContext context;
+  int doorbell = -1;       // our eventfd, passed to shm peers
+  std::string shm_socket;  // name of our abstract Unix socket; empty if shm is not possible
+  Status shm_problem;      // why not
+};
+
+class Connection {
+ public:
+  enum class Stage { connecting, waiting_to_retry, handshaking, joining_shm, up, dead };
+
+  Connection(PeerId peer, const Surroundings* surroundings, int64_t deadline_ms);
+
+  // ---- one of the two
+  Status connect_on_loop(const Address& address, const std::vector<std::byte>& hello,
+                         int64_t now_ms);
+  Status accepted_on_loop(Fd fd);
+
+  // ---- driven by the fabric; an error loses the peer
+  Status control_ready_on_loop(bool readable, bool writable, int64_t now_ms);
+  Status notes_ready_on_loop();
+  Status retry_on_loop(int64_t now_ms);
+  // The Unix connection with our cookie has come, with its first note.
+  Status take_notes_on_loop(Fd notes, shm::ReceivedNote first);
+
+  PeerId peer() const { return peer_; }
+  Stage stage() const { return stage_; }
+  bool is_acceptor() const { return acceptor_; }
+  int control() const { return control_.get(); }
+  int notes() const {
+    return stage_ == Stage::joining_shm || stage_ == Stage::handshaking ? ends_.notes.get() : -1;
+  }
+  bool wants_writable() const;
+  int64_t deadline_ms() const { return deadline_ms_; }
+  int64_t retry_at_ms() const { return retry_at_ms_; }
+  bool has_cookie(const uint64_t cookie[2]) const;
+  Channel* channel() { return channel_.get(); }
+  const Channel* channel() const { return channel_.get(); }
+  // Set when stage() turns to `up`; the hello of an accepted peer.
+  std::vector<std::byte> take_hello() { return std::move(hello_); }
+
+  std::string where() const;     // its address, for errors
+  std::string describe() const;  // the path, for people
+  // Closes everything; ids of what was outstanding.
+  std::vector<uint64_t> end_on_loop();
+
+ private:
+  Status try_next_address(int64_t now_ms);
+  Status connected();
+  Status receive();
+  Status flush();
+  Status advance();
+  Status on_offer(const Offer& offer);
+  Status on_answer(const Answer& answer);
+  Status on_choice(const Choice& choice);
+  Status begin_shm(const std::string& socket_name);
+  Status send_our_ends();
+  Status take_note(shm::ReceivedNote note);
+  bool ends_complete() const { return ends_.outbound && ends_.inbound && ends_.doorbell.valid(); }
+  Status choose(bool shm, const std::string& reason);
+  void go_up(bool shm);
+  std::string cannot_share(Policy theirs) const;
+
+  PeerId peer_;
+  const Surroundings* surroundings_;
+  Stage stage_ = Stage::connecting;
+  bool acceptor_ = false;
+  Address address_;
+  std::vector<SocketAddress> candidates_;
+  size_t next_candidate_ = 0;
+  std::string last_error_;
+  int64_t deadline_ms_;
+  int64_t retry_at_ms_ = 0;
+  Fd control_;
+  std::unique_ptr<Handshake> handshake_;
+  bool offered_ = false;
+  std::vector<std::byte> hello_;
+  ShmEnds ends_;
+  Policy their_policy_ = Policy::automatic;
+  std::string why_not_shm_;
+  uint64_t their_pid_ = 0;
+  std::string path_;
+  std::unique_ptr<Channel> channel_;
+};
+
+}  // namespace mxrdma::fabric

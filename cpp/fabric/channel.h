@@ -1,0 +1,53 @@
+// The data path to one peer, behind the handshake. tcp/ and shm/ implement it; verbs will.
+#pragma once
+
+#include <vector>
+
+#include "fabric/fabric.h"
+#include "fabric/region_table.h"
+
+namespace mxrdma::fabric {
+
+// What a channel shares with its fabric.
+struct ChannelContext {
+  RegionTable* regions = nullptr;
+  Counters* counters = nullptr;
+  std::vector<Event>* events = nullptr;  // appended to; delivered by the next poll()
+};
+
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  // As in fabric.h, sizes checked by the fabric.
+  virtual Status write(const LocalSpan* spans, size_t count, size_t bytes,
+                       const RemoteRegion& target, uint32_t immediate, uint64_t id) = 0;
+  virtual Status send(const void* data, size_t bytes, uint64_t id) = 0;
+  virtual Status read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) = 0;
+  virtual bool can_read() const = 0;
+  virtual size_t outstanding() const = 0;
+
+  // Lets a peer reach an allocated region before it hears its name.
+  virtual Status share_on_loop(RegionId id) = 0;
+
+  // Moves what can be moved without waiting, a bounded amount. An error loses the peer.
+  virtual Status progress_on_loop() = 0;
+  // The control connection can be read (or has ended). An error loses the peer.
+  virtual Status readable_on_loop() = 0;
+  // Whether the control connection's writability matters now.
+  virtual bool wants_writable() const = 0;
+  // Before sleep: asks the peer for a doorbell. False: there is work, do not sleep.
+  virtual bool arm_on_loop() = 0;
+
+  // Whether a write of the peer into this region is half done, so that the region cannot go without
+  // the peer.
+  virtual bool receiving_into(RegionId id) const = 0;
+
+  // The peer is lost: ids of all outstanding operations, in posting order. The channel is dead
+  // afterwards.
+  virtual std::vector<uint64_t> abandon_on_loop() = 0;
+
+  virtual const char* kind() const = 0;
+};
+
+}  // namespace mxrdma::fabric
