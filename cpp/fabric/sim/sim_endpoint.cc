@@ -19,7 +19,7 @@ SimEndpoint::SimEndpoint(SimNetwork* network, std::string name)
     : network_(network), name_(std::move(name)) {}
 
 SimEndpoint::~SimEndpoint() {
-  die();
+  die(false);
   for (const auto& entry : regions_)
     if (entry.second.ours)
       MXRDMA_CHECK(munmap(entry.second.region.base, entry.second.region.bytes) == 0,
@@ -208,9 +208,9 @@ void SimEndpoint::tell_lost(const Place& place, const std::string& why) {
   });
 }
 
-void SimEndpoint::abandon_outstanding(const Place& place) {
+void SimEndpoint::abandon_outstanding(const Place& place, bool keep_wire) {
   auto& outstanding = place.end().outstanding;
-  size_t on_wire = network_->random(outstanding.size() + 1);
+  size_t on_wire = keep_wire ? network_->random(outstanding.size() + 1) : 0;
   for (const auto& operation : outstanding) {
     if (on_wire == 0 || operation->kind == Kind::read) {
       operation->dropped = true;
@@ -239,12 +239,12 @@ void SimEndpoint::close(PeerId peer) {
                ready_.end());
   if (end.state == State::gone) return;
   end.state = State::gone;
-  abandon_outstanding(place);
+  abandon_outstanding(place, true);
   tell_lost(place, "closed by the peer");
   fail_outstanding(place, Status(Code::cancelled, describe_peer(peer) + " was closed by us"));
 }
 
-void SimEndpoint::die() {
+void SimEndpoint::die(bool keep_wire) {
   if (dead_) return;
   dead_ = true;
   for (const Address& address : listening_)
@@ -252,7 +252,7 @@ void SimEndpoint::die() {
   for (const auto& entry : peers_) {
     const Place place = entry.second;
     if (place.end().state != State::gone) {
-      abandon_outstanding(place);
+      abandon_outstanding(place, keep_wire);
       tell_lost(place, "connection reset by the peer");
     }
     place.end().outstanding.clear();

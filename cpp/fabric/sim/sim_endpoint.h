@@ -73,7 +73,8 @@ class SimEndpoint final : public Fabric {
   std::string describe_peer(PeerId peer) const override;
   Counters counters() const override { return counters_; }
 
-  void die();
+  // keep_wire: some of what was posted still reaches the peers.
+  void die(bool keep_wire);
 
  private:
   struct Place {
@@ -100,7 +101,7 @@ class SimEndpoint final : public Fabric {
   // Tells the other end, behind what is on the wire already.
   void tell_lost(const Place& place, const std::string& why);
   // Gives the memory of outstanding writes back; a random part of them is on the wire already.
-  void abandon_outstanding(const Place& place);
+  void abandon_outstanding(const Place& place, bool keep_wire);
   void fail_outstanding(const Place& place, const Status& status);
   Result<Region> add_region(void* base, size_t bytes, bool ours);
 

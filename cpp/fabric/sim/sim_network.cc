@@ -65,7 +65,7 @@ void SimNetwork::advance_to(int64_t time_us) {
 void SimNetwork::kill(Fabric* endpoint) {
   auto* sim = dynamic_cast<SimEndpoint*>(endpoint);
   MXRDMA_CHECK(sim, "not an endpoint of a simulated network");
-  sim->die();
+  sim->die(true);
 }
 
 void SimNetwork::partition(Fabric* one, Fabric* other) { cuts_.emplace_back(one, other); }
