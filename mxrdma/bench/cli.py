@@ -80,16 +80,13 @@ def run_pushpull(
     }
     with _Narrator(measure.total_turns(chosen, columns, repeats)) as narrator:
         for case in chosen:
-            between = bounds.BoundTurns(case, columns, workers, servers) if with_limits else None
             for updater in dict.fromkeys(column.updater for column in columns):
                 mine = [column for column in columns if column.updater == updater]
-                records = measure.measure_case(case, mine, workers, servers, repeats, steps, narrator.say)
-                document["results"] += [record.as_json() for record in records]
-            if between is not None:
-                for _ in range(repeats):
-                    between.turn()
-                for row, column in zip(document["results"][-len(columns) :], columns):
-                    row["bound"] = between.median(column)
+                turns = bounds.BoundTurns(case, mine if with_limits else [], workers, servers)
+                records = measure.measure_case(case, mine, workers, servers, repeats, steps, narrator.say, turns.turn)
+                for record in records:
+                    bound = turns.median(record.column)
+                    document["results"].append({**record.as_json(), **({"bound": bound} if bound else {})})
     return document
 
 

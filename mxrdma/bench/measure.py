@@ -156,25 +156,35 @@ def measure_case(
     repeats: int,
     fixed_steps: Optional[int],
     say: Say,
+    between: Callable[[], None],
 ) -> List[Record]:
     """All columns of one case, interleaved: each repeat gives every column one turn.
 
     Jobs stay alive and sleep between their turns, unless they would not fit into memory together: then each turn has a
-    fresh job.
+    fresh job. `between` is called once for each repeat, to measure something else in the same minutes.
     """
     records = [Record(column, case, workers) for column in columns]
     keep = needed_bytes(case, workers, servers, len(columns)) < psutil.virtual_memory().available
     if keep:
-        _kept_alive(records, case, workers, servers, repeats, fixed_steps, say)
+        _kept_alive(records, case, workers, servers, repeats, fixed_steps, say, between)
     else:
         say(f"{case.name}: {len(columns)} jobs do not fit into memory together; each turn starts its own")
         for repeat in range(repeats):
             for record in records:
                 say(f"{case.name} {record.column.name} {record.column.updater}: turn {repeat + 1} of {repeats}")
-                _kept_alive([record], case, workers, servers, 1, fixed_steps, lambda _: None)
+                _kept_alive([record], case, workers, servers, 1, fixed_steps, _silent, _nothing)
+            between()
     for record in records:
         record.check_transport()
     return records
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
 
 
 def _kept_alive(
@@ -185,6 +195,7 @@ def _kept_alive(
     repeats: int,
     fixed_steps: Optional[int],
     say: Say,
+    between: Callable[[], None],
 ) -> None:
     jobs = [Job(record.column, case, workers, servers) for record in records]
     try:
@@ -195,6 +206,7 @@ def _kept_alive(
             for record, job in zip(records, jobs):
                 say(f"{case.name} {record.column.name} {record.column.updater}: turn {repeat + 1} of {repeats}")
                 record.turn(job, fixed_steps)
+            between()
         for record, job in zip(records, jobs):
             job.verify()
             job.stop()
