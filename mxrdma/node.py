@@ -1,0 +1,147 @@
+"""`python -m mxrdma.node scheduler|server`: a node of a job that is not a worker.
+
+mxrdma-launch starts these by itself; by hand, give each the variables of `config.START_HINT`. A node ends by itself when
+all workers have left (code 0) or the job has failed. INT, TERM and HUP end it with 128 + the signal's number. The other
+codes are in `mxrdma.launch.exit_codes`.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import click
+
+from mxrdma import config, errors
+from mxrdma.launch import exit_codes
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(f"mxrdma: {text}", file=sys.stderr, flush=True)
+
+
+def _say_at_info(text: str) -> None:
+    if config.Settings().get("MXRDMA_LOG_LEVEL") in ("debug", "info"):
+        say(text)
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> List[int]:
+    """Has INT, TERM and HUP call `stop`; the returned list then holds the signal's number."""
+    caught: List[int] = []
+
+    def handler(number: int, _frame: Any) -> None:
+        if not caught:
+            caught.append(number)
+        stop()
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)
+    return caught
+
+
+def _make_updater(name: str, pickle: bytes) -> Callable[..., None]:
+    """Imports MXNet in a server only if an optimizer needs it."""
+    from mxrdma.optimizer import make_updater
+
+    return make_updater(name, pickle)
+
+
+def report_path(text: str, rank: Optional[int], servers: int) -> Path:
+    """Where a server writes its report: `{rank}` is replaced; without it, several servers add their rank to the name."""
+    label = str(os.getpid()) if rank is None else str(rank)
+    if "{rank}" in text:
+        return Path(text.replace("{rank}", label))
+    return Path(text if servers == 1 else f"{text}.{label}")
+
+
+def _write_report(report: Dict[str, int], settings: config.Settings) -> None:
+    text = settings.text("MXRDMA_REPORT_FILE")
+    if text is None:
+        return
+    servers = settings.get("MXRDMA_NUM_SERVERS") or 1
+    path = report_path(text, settings.get("MXRDMA_RANK"), servers)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)  # readers see all of it or nothing
+    except OSError as error:
+        raise errors.ConfigError(f"MXRDMA_REPORT_FILE: {path} cannot be written: {error.strerror}") from None
+
+
+def run_scheduler(settings: config.Settings, announce: Optional[int]) -> int:
+    """Runs the scheduler to the job's end; the exit code. `announce`: a descriptor that is told the port, and closed."""
+    from mxrdma import _core
+
+    scheduler = _core.Scheduler(config.node_options(settings), config.job_config(settings))
+    caught = _stop_on_signals(scheduler.stop)
+    host, port = scheduler.listen()
+    if announce is not None:
+        os.write(announce, f"{port}\n".encode())
+        os.close(announce)
+    _say_at_info(f"scheduler (pid {os.getpid()}) listens on {host} port {port}")
+    return _run(scheduler.run, caught)
+
+
+def run_server(settings: config.Settings) -> int:
+    """Runs a server to the job's end and writes its report; the exit code."""
+    from mxrdma import _core
+
+    server = _core.Server(config.node_options(settings), _make_updater)
+    caught = _stop_on_signals(server.stop)
+    _say_at_info(f"server (pid {os.getpid()}, {socket.gethostname()}), fabric {settings.get('MXRDMA_FABRIC')}, starts")
+    try:
+        return _run(server.run, caught)
+    finally:
+        _write_report(server.report(), settings)
+
+
+def _run(run: Callable[[], None], caught: List[int]) -> int:
+    try:
+        run()
+    except errors.Error:
+        if not caught:  # otherwise it was our stop() that ended it
+            raise
+    return exit_codes.SIGNAL_BASE + caught[0] if caught else exit_codes.OK
+
+
+def _end(role: str, run: Callable[[], int]) -> None:
+    """Runs a node and ends the process; an error becomes one line and its exit code."""
+    settings = config.Settings()
+    try:
+        told = settings.get("MXRDMA_ROLE")
+        if told not in (None, role):
+            raise errors.ConfigError(f"MXRDMA_ROLE={told}, but this process was started as a {role}")
+        code = run()
+    except errors.Error as error:
+        say(f"{role}: {type(error).__name__}: {error}")
+        code = exit_codes.of_error(error)
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Runs one node of a job. mxrdma-launch does this for you on one host."""
+
+
+@main.command()
+@click.option("--announce", type=int, hidden=True, help="write the port to this descriptor once it listens")
+def scheduler(announce: Optional[int]) -> None:
+    """The scheduler: gives ranks, holds barriers, sees who is lost. One for each job."""
+    _end("scheduler", lambda: run_scheduler(config.Settings(), announce))
+
+
+@main.command()
+def server() -> None:
+    """A server: holds its part of the weights, adds gradients, runs the optimizer."""
+    _end("server", lambda: run_server(config.Settings()))
+
+
+if __name__ == "__main__":
+    main()
