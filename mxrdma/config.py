@@ -131,6 +131,10 @@ class Settings:
             shown = "its value" if _BY_NAME[name].secret else f"'{text}'"
             raise ConfigError(f"{name}: {shown} cannot be used: {error}. It is {_BY_NAME[name].meaning}.") from None
 
+    def internal(self, name: str) -> Optional[str]:
+        """What the launcher tells a node, which is nothing for users to set."""
+        return self._environment.get(name) or None
+
     def require(self, name: str) -> Any:
         """The parsed value; ConfigError if it is missing."""
         value = self.get(name)
@@ -272,6 +276,12 @@ def kvstore_name() -> str:
 def report_file() -> Optional[str]:
     """Where a server writes its report when it ends, or None."""
     return Settings().text("MXRDMA_REPORT_FILE")
+
+
+def status_descriptor(settings: Optional[Settings] = None) -> Optional[int]:
+    """The pipe on which the launcher waits for the scheduler's port; not a setting, and not inherited further."""
+    text = (settings or Settings()).internal("MXRDMA_STATUS_FD")
+    return None if text is None else int(text)
 
 
 def from_yaml(path: str) -> Dict[str, str]:

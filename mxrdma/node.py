@@ -74,18 +74,39 @@ def _write_report(report: Dict[str, int], settings: config.Settings) -> None:
         raise errors.ConfigError(f"MXRDMA_REPORT_FILE: {path} cannot be written: {error.strerror}") from None
 
 
-def run_scheduler(settings: config.Settings, announce: Optional[int]) -> int:
-    """Runs the scheduler to the job's end; the exit code. `announce`: a descriptor that is told the port, and closed."""
+class Status:
+    """Tells the launcher, on a pipe that it gave the scheduler, the port and the job's failure; else does nothing."""
+
+    def __init__(self, descriptor: Optional[int]) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+
+    def tell(self, **message: Any) -> None:
+        """Writes one line of JSON."""
+        if self._descriptor is None:
+            return
+        try:
+            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            self._descriptor = None  # the launcher has gone; the kernel ends us
+
+
+def run_scheduler(settings: config.Settings) -> int:
+    """Runs the scheduler to the job's end; the exit code."""
     from mxrdma import _core
 
+    status = Status(config.status_descriptor(settings))
     scheduler = _core.Scheduler(config.node_options(settings), config.job_config(settings))
     caught = _stop_on_signals(scheduler.stop)
     host, port = scheduler.listen()
-    if announce is not None:
-        os.write(announce, f"{port}\n".encode())
-        os.close(announce)
+    status.tell(listening=[host, port])
     _say_at_info(f"scheduler (pid {os.getpid()}) listens on {host} port {port}")
-    return _run(scheduler.run, caught)
+    try:
+        return _run(scheduler.run, caught)
+    except errors.Error as error:
+        status.tell(failure=str(error))
+        raise
 
 
 def run_server(settings: config.Settings) -> int:
@@ -131,10 +152,9 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--announce", type=int, hidden=True, help="write the port to this descriptor once it listens")
-def scheduler(announce: Optional[int]) -> None:
+def scheduler() -> None:
     """The scheduler: gives ranks, holds barriers, sees who is lost. One for each job."""
-    _end("scheduler", lambda: run_scheduler(config.Settings(), announce))
+    _end("scheduler", lambda: run_scheduler(config.Settings()))
 
 
 @main.command()
