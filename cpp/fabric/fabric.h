@@ -101,7 +101,7 @@ class Fabric {
   virtual Result<RemoteRegion> describe(RegionId region, PeerId peer) = 0;
 
   // ---- connections ----
-  // Port 0 picks a free one. Returns the address with the real port.
+  // Once. Port 0 picks a free one. Returns the address with the real port.
   virtual Result<Address> listen(const Address& address) = 0;
   // Starts to connect; ends in `connected` or `lost` within kHandshakeTimeoutMs. The other side
   // sees `accepted` with `hello` (at most kMaxHelloBytes).

@@ -5,8 +5,7 @@ namespace mxrdma::fabric {
 namespace {
 
 TEST_P(Conformance, PortZeroPicksDifferentFreePorts) {
-  Endpoint* endpoint = make_endpoint();
-  const Address one = listen(endpoint), other = listen(endpoint);
+  const Address one = listen(make_endpoint()), other = listen(make_endpoint());
   EXPECT_NE(one.port, 0);
   EXPECT_NE(other.port, 0);
   EXPECT_NE(one.port, other.port);
