@@ -278,6 +278,18 @@ def report_file() -> Optional[str]:
     return Settings().text("MXRDMA_REPORT_FILE")
 
 
+def inherited() -> Dict[str, str]:
+    """This process' environment, for those that it starts."""
+    return dict(os.environ)
+
+
+def check_all(environment: Mapping[str, str]) -> None:
+    """ConfigError for the first setting in this environment that cannot be used."""
+    settings = Settings(environment)
+    for setting in SETTINGS:
+        settings.get(setting.name)
+
+
 def status_descriptor(settings: Optional[Settings] = None) -> Optional[int]:
     """The pipe on which the launcher waits for the scheduler's port; not a setting, and not inherited further."""
     text = (settings or Settings()).internal("MXRDMA_STATUS_FD")
