@@ -251,6 +251,11 @@ Status Worker::barrier(const Interrupt& interrupt) {
 Result<std::vector<uint32_t>> Worker::register_keys(const std::vector<wire::KeyRequest>& keys,
                                                     const Interrupt& interrupt) {
   if (keys.empty()) return std::vector<uint32_t>();
+  for (const wire::KeyRequest& key : keys)
+    if (key.name.size() > kMaxKeyNameBytes)
+      return Status(Code::invalid_argument, "a key's name of " + std::to_string(key.name.size()) +
+                                                " bytes; at most " +
+                                                std::to_string(kMaxKeyNameBytes) + " are allowed");
   wire::Enter enter;
   enter.kind = wire::CollectiveKind::register_keys;
   enter.label = "init of key " + keys.front().name.substr(2) +
@@ -267,6 +272,13 @@ Result<std::vector<uint32_t>> Worker::register_keys(const std::vector<wire::KeyR
 
 Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt) {
   Implementation& self = *implementation_;
+  // The rest of the message needs some room too.
+  if (spec.pickle.size() > kMaxBlobBytes - kMaxMessageBytes)
+    return Status(Code::invalid_argument, "the optimizer " + spec.name + " pickles to " +
+                                              std::to_string(spec.pickle.size()) +
+                                              " bytes; at most " +
+                                              std::to_string(kMaxBlobBytes - kMaxMessageBytes) +
+                                              " can be sent to the servers. Does it hold data?");
   Status status = drain(kRoundTimeoutMs, interrupt);
   if (!status.is_ok()) return status;
   // Keys that would have to move to one server each are read before the servers drop them. Nobody
