@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -18,6 +20,7 @@ import click
 from mxrdma import config, errors
 from mxrdma.launch import exit_codes
 
+FAILURE_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -102,11 +105,19 @@ def run_scheduler(settings: config.Settings) -> int:
     host, port = scheduler.listen()
     status.tell(listening=[host, port])
     _say_at_info(f"scheduler (pid {os.getpid()}) listens on {host} port {port}")
+    threading.Thread(target=_report_failure, args=(scheduler, status), daemon=True).start()
     try:
         return _run(scheduler.run, caught)
     except errors.Error as error:
-        status.tell(failure=str(error))
+        status.tell(failure=str(error))  # the thread may not have come to it
         raise
+
+
+def _report_failure(scheduler: Any, status: Status) -> None:
+    """Tells the launcher who failed first, while the others still notice."""
+    while scheduler.failure() is None:
+        time.sleep(FAILURE_POLL_S)
+    status.tell(failure=scheduler.failure())
 
 
 def run_server(settings: config.Settings) -> int:

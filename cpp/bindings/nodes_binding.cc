@@ -6,6 +6,8 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "bindings/support.h"
@@ -157,7 +159,12 @@ void bind_nodes(py::module_& module) {
              return std::make_pair(address.host, address.port);
            })
       .def("run", &run_node<Scheduler>)
-      .def("stop", &Scheduler::stop);
+      .def("stop", &Scheduler::stop)
+      .def("failure", [](const Scheduler& scheduler) -> std::optional<std::string> {
+        const Status status = scheduler.failure();
+        if (status.is_ok()) return std::nullopt;
+        return status.message();
+      });
 }
 
 }  // namespace mxrdma::bindings

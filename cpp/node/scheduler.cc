@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
@@ -29,6 +30,13 @@ struct Scheduler::Implementation {
   std::unique_ptr<fabric::Fabric> fabric;
   std::atomic<bool> stopping{false};
   std::atomic<fabric::Fabric*> waker{nullptr};  // for stop() from another thread
+  mutable std::mutex failure_mutex;
+  Status failure;  // guarded; what failure() tells other threads
+
+  void publish(const Status& status) {
+    std::lock_guard<std::mutex> lock(failure_mutex);
+    if (failure.is_ok()) failure = status;
+  }
 };
 
 Scheduler::Scheduler(const NodeOptions& options, const wire::JobConfig& config)
@@ -75,6 +83,7 @@ Status Scheduler::run() {
     const int64_t wait_ms = std::max<int64_t>(0, next_tick_ms - clock.now_ms());
     self.fabric->poll(&events, static_cast<int>(wait_ms));
     for (const fabric::Event& event : events) core.on_event_on_loop(event);
+    if (!core.status().is_ok()) self.publish(core.status());
     if (clock.now_ms() < next_tick_ms) continue;
     next_tick_ms = clock.now_ms() + tick_ms;
     core.tick_on_loop();
@@ -82,6 +91,11 @@ Status Scheduler::run() {
   if (!core.finished() && core.status().is_ok())
     return Status(Code::cancelled, "the scheduler was stopped before the job's end");
   return core.status();
+}
+
+Status Scheduler::failure() const {
+  std::lock_guard<std::mutex> lock(implementation_->failure_mutex);
+  return implementation_->failure;
 }
 
 void Scheduler::stop() {

@@ -21,6 +21,9 @@ class Scheduler {
   // this thread.
   Status run();
   void stop();
+  // The job's failure as soon as it is known: run() returns only when the nodes have gone. Any
+  // thread.
+  Status failure() const;
 
  private:
   struct Implementation;

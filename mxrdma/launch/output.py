@@ -102,12 +102,14 @@ class Label:
 class Stream:
     """The read end of one process' stdout or stderr."""
 
-    def __init__(self, descriptor: int, label: Label, sink: Sink) -> None:
+    def __init__(self, descriptor: int, name: str, label: Label, sink: Sink) -> None:
         self.descriptor = descriptor
+        self.name = name
         self._label = label.on(sink)
         self.sink = sink
         self._partial = bytearray()
         self._changed_at: Optional[float] = None  # when the partial line grew and has not been shown since
+        self._muted = False
         os.set_blocking(descriptor, False)
 
     def read(self) -> bool:
@@ -119,8 +121,21 @@ class Stream:
         if not data:
             self.close()
             return False
-        self._feed(data)
+        if not self._muted:
+            self._feed(data)
         return True
+
+    def mute(self) -> None:
+        """Takes what was written until now; drops what follows."""
+        while not self._muted and not self.sink.full:
+            try:
+                data = os.read(self.descriptor, READ_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self._feed(data)
+        self._muted = True
 
     def _feed(self, data: bytes) -> None:
         *lines, rest = data.split(b"\n")
@@ -184,11 +199,17 @@ class Output:
         label = Label(name, self._count, self._colours)
         self._count += 1
         for descriptor, sink in ((out, self._out), (err, self._err)):
-            self._streams[descriptor] = Stream(descriptor, label, sink)
+            self._streams[descriptor] = Stream(descriptor, name, label, sink)
 
     def say(self, text: str) -> None:
         """A line of the launcher's own, on stderr."""
         self._err.line(f"mxrdma-launch: {text}\n".encode(errors="backslashreplace"))
+
+    def mute(self, name: str) -> None:
+        """Shows what this process has written until now, and nothing of what follows."""
+        for stream in self._streams.values():
+            if stream.name == name:
+                stream.mute()
 
     @property
     def open(self) -> bool:

@@ -333,6 +333,9 @@ class Supervisor:
         self._timers.clear()
         for child in self._children.values():
             child.told = True
+            # A node that is told to go misses others that are told the same: nothing that anybody needs to read.
+            if not child.is_worker and not self._verbose:
+                self._output.mute(child.name)
         schedulers = [pid for pid, child in self._children.items() if child.process.role == "scheduler"]
         processes.send(set(self._everything()) - set(schedulers), signal.SIGTERM)
         self._after(TERM_S, self._kill_all)
