@@ -217,8 +217,21 @@ uint32_t Worker::num_servers() const { return implementation_->book.config.serve
 std::string Worker::summary() const { return implementation_->summary_text; }
 
 WorkerCounters Worker::counters() const {
-  std::lock_guard<std::mutex> lock(implementation_->mutex);
-  return implementation_->published;
+  Implementation& self = *implementation_;
+  if (self.check_process().is_ok() && !self.finished) {
+    auto slot = std::make_shared<Slot<WorkerCounters>>();
+    self.post([slot](WorkerCore* core) { slot->give(core->counters()); }, true);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    Status interrupted;
+    const Interrupt limit = [deadline] {
+      return std::chrono::steady_clock::now() < deadline
+                 ? Status::ok()
+                 : Status(Code::closed, "the loop has ended");
+    };
+    if (slot->wait(limit, &interrupted)) return slot->value;
+  }
+  std::lock_guard<std::mutex> lock(self.mutex);
+  return self.published;  // as they were at the end
 }
 
 // ---- collectives
