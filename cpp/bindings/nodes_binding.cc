@@ -160,6 +160,7 @@ void bind_nodes(py::module_& module) {
            })
       .def("run", &run_node<Scheduler>)
       .def("stop", &Scheduler::stop)
+      .def("joined", &Scheduler::joined)
       .def("failure", [](const Scheduler& scheduler) -> std::optional<std::string> {
         const Status status = scheduler.failure();
         if (status.is_ok()) return std::nullopt;

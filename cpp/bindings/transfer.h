@@ -42,6 +42,12 @@ class Transfer {
     return done_.has_value();
   }
 
+  // Of an operation that an inline engine has run: that engine keeps errors to itself.
+  Status result() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return done_.value_or(Status::ok());
+  }
+
  private:
   std::mutex mutex_;
   std::optional<Status> done_;

@@ -214,15 +214,18 @@ class PyWorker {
   }
   Status send(const std::shared_ptr<Engine>& engine, uintptr_t handle, int priority,
               const Opened& opened) {
-    return engine->read(
-        reinterpret_cast<void*>(handle), priority, kSendName,
-        std::make_unique<TransferTask>(worker_, opened.transfer, opened.ticket, true));
+    Status status = engine->read(reinterpret_cast<void*>(handle), priority, kSendName,
+                                 task_of(opened, /*sends=*/true));
+    return status.is_ok() && engine->runs_inline() ? opened.transfer->result() : status;
   }
   Status receive(const std::shared_ptr<Engine>& engine, uintptr_t handle, int priority,
                  const Opened& opened) {
-    return engine->write(
-        reinterpret_cast<void*>(handle), priority, kReceiveName,
-        std::make_unique<TransferTask>(worker_, opened.transfer, opened.ticket, false));
+    Status status = engine->write(reinterpret_cast<void*>(handle), priority, kReceiveName,
+                                  task_of(opened, /*sends=*/false));
+    return status.is_ok() && engine->runs_inline() ? opened.transfer->result() : status;
+  }
+  std::unique_ptr<engine::Task> task_of(const Opened& opened, bool sends) {
+    return std::make_unique<TransferTask>(worker_, opened.transfer, opened.ticket, sends);
   }
 
   Status pushpull_buffer(uint32_t key, const Buffer& input, const Buffer& output,
