@@ -20,7 +20,7 @@ import click
 from mxrdma import config, errors
 from mxrdma.launch import exit_codes
 
-FAILURE_POLL_S = 0.05
+REPORT_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -105,7 +105,7 @@ def run_scheduler(settings: config.Settings) -> int:
     host, port = scheduler.listen()
     status.tell(listening=[host, port])
     _say_at_info(f"scheduler (pid {os.getpid()}) listens on {host} port {port}")
-    threading.Thread(target=_report_failure, args=(scheduler, status), daemon=True).start()
+    threading.Thread(target=_report, args=(scheduler, status), daemon=True).start()
     try:
         return _run(scheduler.run, caught)
     except errors.Error as error:
@@ -113,10 +113,14 @@ def run_scheduler(settings: config.Settings) -> int:
         raise
 
 
-def _report_failure(scheduler: Any, status: Status) -> None:
-    """Tells the launcher who failed first, while the others still notice."""
+def _report(scheduler: Any, status: Status) -> None:
+    """Tells the launcher that all have joined, and who failed first while the others still notice."""
+    joined = False
     while scheduler.failure() is None:
-        time.sleep(FAILURE_POLL_S)
+        if scheduler.joined() and not joined:
+            joined = True
+            status.tell(joined=True)
+        time.sleep(REPORT_POLL_S)
     status.tell(failure=scheduler.failure())
 
 

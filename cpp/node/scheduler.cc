@@ -30,6 +30,7 @@ struct Scheduler::Implementation {
   std::unique_ptr<fabric::Fabric> fabric;
   std::atomic<bool> stopping{false};
   std::atomic<fabric::Fabric*> waker{nullptr};  // for stop() from another thread
+  std::atomic<bool> joined{false};
   mutable std::mutex failure_mutex;
   Status failure;  // guarded; what failure() tells other threads
 
@@ -84,6 +85,7 @@ Status Scheduler::run() {
     self.fabric->poll(&events, static_cast<int>(wait_ms));
     for (const fabric::Event& event : events) core.on_event_on_loop(event);
     if (!core.status().is_ok()) self.publish(core.status());
+    if (core.state().phase() == cluster::SchedulerState::Phase::running) self.joined = true;
     if (clock.now_ms() < next_tick_ms) continue;
     next_tick_ms = clock.now_ms() + tick_ms;
     core.tick_on_loop();
@@ -97,6 +99,8 @@ Status Scheduler::failure() const {
   std::lock_guard<std::mutex> lock(implementation_->failure_mutex);
   return implementation_->failure;
 }
+
+bool Scheduler::joined() const { return implementation_->joined; }
 
 void Scheduler::stop() {
   implementation_->stopping = true;

@@ -24,6 +24,8 @@ class Scheduler {
   // The job's failure as soon as it is known: run() returns only when the nodes have gone. Any
   // thread.
   Status failure() const;
+  // Whether all nodes have joined, ever. Any thread.
+  bool joined() const;
 
  private:
   struct Implementation;

@@ -27,7 +27,8 @@ VERDICT_S = 2.0
 GRACE_S = 3.0  # for workers to save what they want to save
 TERM_S = 1.5  # for everything after TERM
 KILL_S = 2.0  # for the kernel to be done with what was killed
-SUCCESS_S = 5.0  # for the servers to say goodbye after the last worker; if no worker made a store, they would wait longer
+SUCCESS_S = 5.0  # for the servers to say goodbye after the last worker
+UNUSED_S = 0.3  # the same if the workers never made a store: the scheduler's word that all have joined takes 0.05
 LEFTOVER_S = 1.0  # for what successful workers have left behind, between TERM and KILL
 DRAIN_S = 1.0  # for a slow reader of our output, if the job failed
 STATUS_BYTES = 64 << 10
@@ -59,6 +60,7 @@ class Supervisor:
         self._verbose = verbose
         self._children: Dict[int, Child] = {}
         self._failures: List[Child] = []
+        self._joined = self._plan.native  # native roles do not tell
         self._named: Optional[str] = None  # whom the scheduler saw fail first
         self._code: Optional[int] = None  # decided when the end begins
         self._signals: List[int] = []
@@ -223,6 +225,8 @@ class Supervisor:
     def _on_status(self, message: Dict[str, Any]) -> None:
         if "listening" in message and not self._ending:
             self._start_rest(int(message["listening"][1]))
+        if "joined" in message:
+            self._joined = True
         named = re.match(r"(worker|server) \d+", message.get("failure", ""))
         if named is not None:
             self._named = named.group()
@@ -263,7 +267,7 @@ class Supervisor:
                 self._fail()
         elif self._workers_done() and not self._succeeded:
             self._succeeded = True
-            self._after(SUCCESS_S, self._end_of_success)
+            self._after(SUCCESS_S if self._joined else UNUSED_S, self._end_of_success)
 
     def _after_an_end(self) -> None:
         """While ending: goes on to the next as soon as those before it are gone."""
