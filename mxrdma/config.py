@@ -99,7 +99,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("MXRDMA_ROUND_TIMEOUT", _milliseconds, "1800", "seconds until an open round fails (scheduler's counts)"),
     Setting("MXRDMA_BARRIER_TIMEOUT", _milliseconds, "1800", "the same for barrier, init, set_optimizer"),
     Setting("MXRDMA_LOG_LEVEL", _one_of(LOG_LEVELS), "warning", "debug, info, warning, error or off"),
-    Setting("MXRDMA_REPORT_FILE", str, None, "a server writes its memory and traffic here as JSON when it ends; several add their rank"),
+    Setting("MXRDMA_REPORT_FILE", str, None, "a server writes memory and traffic here as JSON at its end; several add ranks"),
     Setting("MXRDMA_KVSTORE", str, "dist_rdma", "the store's name that the launcher chose (mxrdma.kvstore_name())"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

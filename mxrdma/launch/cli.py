@@ -77,6 +77,8 @@ def main(
     command: Tuple[str, ...],
 ) -> None:
     """Run COMMAND as the workers of a distributed job on this host, with a scheduler and servers beside them."""
+    if fabric is not None and kvstore in NATIVE_STORES:
+        raise click.UsageError(f"--fabric is for the dist_rdma stores; {kvstore} is MXNet's own and always takes TCP")
     try:
         settings, inherited = _settings(fabric, variables, config_file)
         counts = config.Settings({**inherited, **settings})

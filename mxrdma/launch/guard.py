@@ -46,6 +46,7 @@ class Guard:
 
 
 def _watch(reading: int, job: str) -> None:
+    signal.set_wakeup_fd(-1)
     os.setsid()  # the terminal's Ctrl-C and HUP are the launcher's business
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

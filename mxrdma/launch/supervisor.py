@@ -79,11 +79,11 @@ class Supervisor:
     def run(self) -> int:
         """Starts everything, and returns when nothing of the job is left."""
         started = time.monotonic()
+        previous = self._install_handlers()
         self._guard = Guard(self._plan.job)
         # Orphans of the job become our children, so that they can be found and ended.
         if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             self._output.say(f"cannot adopt orphans: {os.strerror(ctypes.get_errno())}")
-        previous = self._install_handlers()
         try:
             self._start_first()
             while not self._over():

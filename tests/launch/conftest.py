@@ -13,13 +13,14 @@ def trace():
     value = f"{name}={uuid.uuid4().hex}"
 
     class Trace:
-        environment = dict([value.split("=")])
+        def __init__(self):
+            self.environment = dict([value.split("=")])
 
         @staticmethod
         def left():
             return jobs.carriers(value)
 
-    yield Trace
+    yield Trace()
     left = Trace.left()
     for pid in left:
         try:

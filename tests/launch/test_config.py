@@ -127,7 +127,7 @@ def test_every_file_in_configs_is_accepted():
 ROLES = {
     "scheduler": [sys.executable, "-m", "mxrdma.node", "scheduler"],
     "server": [sys.executable, "-m", "mxrdma.node", "server"],
-    "worker": [sys.executable, "-c", "import sys; from mxrdma import _core, config; _core.Worker(config.worker_options()).start()"],
+    "worker": [sys.executable, "-c", "from mxrdma import _core, config; _core.Worker(config.worker_options()).start()"],
 }
 
 
