@@ -156,8 +156,10 @@ def venv(tmp_path_factory):
 
 
 def site_packages(folder):
-    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    return Path(subprocess.check_output([str(folder / "bin/python"), "-S", "-c", script]).decode().strip())
+    """By its place in the folder, not by asking an interpreter: nothing outside of the test's folder may be touched."""
+    (found,) = (folder / "lib").glob("python3*/site-packages")
+    assert str(found.resolve()).startswith(str(folder.resolve()) + os.sep)
+    return found
 
 
 def borrow(folder):
@@ -165,8 +167,9 @@ def borrow(folder):
     from importlib import metadata
 
     target = site_packages(folder)
+    # The setuptools that venv brought along may be too old to build with.
     for path in [*target.glob("setuptools*"), *target.glob("_distutils_hack"), *target.glob("distutils-precedence.pth")]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()  # what venv brought along is too old to build with
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     pending = ["mxnet", "numpy", "click", "cloudpickle", "psutil", "PyYAML", "rich", "pybind11", "setuptools"]
     seen = set()
     while pending:
