@@ -164,13 +164,16 @@ void FaultyFabric::hand_out(Peer* peer, std::vector<Event>* events) {
   }
 }
 
-void FaultyFabric::poll(std::vector<Event>* events, int timeout_ms) {
-  bool holding = false;
+bool FaultyFabric::holding() const {
   for (const auto& entry : peers_)
-    holding = holding || (!entry.second.held.empty() && (!silent_ || entry.second.closed));
+    if (!entry.second.held.empty() && (!silent_ || entry.second.closed)) return true;
+  return false;
+}
+
+void FaultyFabric::poll(std::vector<Event>* events, int timeout_ms) {
   incoming_.clear();
   // What is held is due in some polls: the inner fabric must not sleep meanwhile.
-  inner_->poll(&incoming_, holding ? 0 : timeout_ms);
+  inner_->poll(&incoming_, holding() ? 0 : timeout_ms);
   for (Event& event : incoming_) take(std::move(event));
   for (auto& entry : peers_) hand_out(&entry.second, events);
 }

@@ -73,6 +73,8 @@ class FaultyFabric final : public Fabric {
   Counters counters() const override;
 
   Fabric* inner() { return inner_.get(); }
+  // Events are held and come out after some polls.
+  bool holding() const;
   bool broke() const { return broke_; }
   bool silent() const { return silent_; }
 

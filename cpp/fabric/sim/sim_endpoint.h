@@ -73,6 +73,7 @@ class SimEndpoint final : public Fabric {
   std::string describe_peer(PeerId peer) const override;
   Counters counters() const override { return counters_; }
 
+  size_t region_count() const { return regions_.size(); }
   // keep_wire: some of what was posted still reaches the peers.
   void die(bool keep_wire);
 

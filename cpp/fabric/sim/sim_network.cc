@@ -62,6 +62,12 @@ void SimNetwork::advance_to(int64_t time_us) {
   now_us_ = std::max(now_us_, time_us);
 }
 
+size_t SimNetwork::regions(const Fabric& endpoint) {
+  const auto* sim = dynamic_cast<const SimEndpoint*>(&endpoint);
+  MXRDMA_CHECK(sim, "not an endpoint of a simulated network");
+  return sim->region_count();
+}
+
 void SimNetwork::kill(Fabric* endpoint) {
   auto* sim = dynamic_cast<SimEndpoint*>(endpoint);
   MXRDMA_CHECK(sim, "not an endpoint of a simulated network");

@@ -50,6 +50,9 @@ class SimNetwork final : public Clock {
   // To this time and through all that happens until then.
   void advance_to(int64_t time_us);
 
+  // How many regions the endpoint has that were not released.
+  static size_t regions(const Fabric& endpoint);
+
   // ---- faults ----
   // As if the process had been killed: its peers see `lost`; it sees and does nothing any more.
   void kill(Fabric* endpoint);
