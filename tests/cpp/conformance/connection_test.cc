@@ -44,7 +44,7 @@ TEST_P(Conformance, NobodyListensEndsInLost) {
   Endpoint* server = make_endpoint();
   const Address address = listen(server);
   server->destroy();
-  Endpoint* client = make_endpoint();
+  Endpoint* client = make_impatient_endpoint();
   Result<PeerId> peer = client->connect(address);
   ASSERT_TRUE(peer.is_ok()) << peer.status().to_string();
   ASSERT_TRUE(pump_until([&] { return client->peer(peer.value()).lost; }, "lost"));

@@ -142,6 +142,11 @@ Endpoint* Conformance::make_endpoint() {
   return endpoints_.back().get();
 }
 
+Endpoint* Conformance::make_impatient_endpoint() {
+  endpoints_.push_back(std::make_unique<Endpoint>(world_->make_impatient_endpoint()));
+  return endpoints_.back().get();
+}
+
 Address Conformance::listen(Endpoint* endpoint) {
   Result<Address> address = endpoint->fabric()->listen({kHost, 0});
   EXPECT_TRUE(address.is_ok()) << address.status().to_string();

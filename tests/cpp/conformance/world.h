@@ -21,6 +21,8 @@ class World {
  public:
   virtual ~World() = default;
   virtual std::unique_ptr<Fabric> make_endpoint() = 0;
+  // Gives up a connect() soon; for tests of just that.
+  virtual std::unique_ptr<Fabric> make_impatient_endpoint() { return make_endpoint(); }
   // No endpoint had an event: lets the world move on, a little. False: it stands still for ever.
   virtual bool pass() = 0;
   // poll() of this world waits, and time is the clock's on the wall.
@@ -97,6 +99,7 @@ class Conformance : public testing::TestWithParam<WorldFactory> {
   void SetUp() override;
 
   Endpoint* make_endpoint();
+  Endpoint* make_impatient_endpoint();
   Address listen(Endpoint* endpoint);
   // Fails the test and returns an empty link if they do not come together.
   Link connect(Endpoint* client, Endpoint* server, const Address& address,

@@ -48,18 +48,27 @@ class DelayingWorld final : public World {
 class HostWorld final : public World {
  public:
   explicit HostWorld(Policy policy) : policy_(policy) {}
-  std::unique_ptr<Fabric> make_endpoint() override {
-    HostFabricOptions options;
-    options.policy = policy_;
-    options.token = "a token for tests";
-    options.spin_us = 0;
-    return make_host_fabric(options);
+  std::unique_ptr<Fabric> make_endpoint() override { return make_host_fabric(options()); }
+  std::unique_ptr<Fabric> make_impatient_endpoint() override {
+    HostFabricOptions impatient = options();
+    impatient.handshake_timeout_ms = kImpatientMs;
+    return make_host_fabric(impatient);
   }
   bool pass() override { return true; }
   bool is_real() const override { return true; }
   Status viable() const override { return fabric::viable(policy_); }
 
  private:
+  static constexpr int kImpatientMs = 300;
+
+  HostFabricOptions options() const {
+    HostFabricOptions options;
+    options.policy = policy_;
+    options.token = "a token for tests";
+    options.spin_us = 0;
+    return options;
+  }
+
   const Policy policy_;
 };
 #endif
