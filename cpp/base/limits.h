@@ -30,7 +30,12 @@ constexpr size_t kMinSlotBytes = 4 * 1024;
 constexpr size_t kMaxSlotBytes = 16u << 20;
 constexpr uint32_t kMaxSlotsPerPeer = 1024;  // slot index + flags fit in the 32-bit immediate
 constexpr uint32_t kMaxRecordsPerSlot = 64;  // small keys that share one message
-constexpr size_t kMaxPullsPerKey = 1024;  // of one worker, waiting at one server; a script has a few
+constexpr size_t kMaxPullsPerKey =
+    1024;  // of one worker, waiting at one server; a script has a few
+
+// A server keeps a first slice in its slot until the second comes, so that early workers fall into
+// step with late ones; a ring that stays full so long is emptied into accumulators.
+constexpr int kHoldMs = 2;
 
 // ---- fabric
 // --------------------------------------------------------------------------------------------------

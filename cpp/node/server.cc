@@ -30,7 +30,8 @@ struct Server::Implementation {
   void turn(ServerCore* core, const Clock& clock, std::vector<fabric::Event>* events,
             int64_t* next_tick_ms) {
     events->clear();
-    const int64_t wait_ms = std::max<int64_t>(0, *next_tick_ms - clock.now_ms());
+    const int64_t wait_ms =
+        std::clamp<int64_t>(*next_tick_ms - clock.now_ms(), 0, core->wait_limit_ms());
     fabric->poll(events, static_cast<int>(wait_ms));
     for (const fabric::Event& event : *events) core->on_event_on_loop(event);
     core->settle_on_loop();

@@ -100,6 +100,7 @@ void ServerCore::on_book() {
   store_config.workers = config.workers;
   store_config.slice_capacity = wire::slice_capacity(config.slot_bytes);
   store_config.staleness = config.staleness;
+  store_config.hold_first = true;
   fabric::Fabric* fabric = fabric_;
   runner_ = std::make_unique<StoreRunner>(store_config, &memory_, options_.compute_threads,
                                           [fabric] { fabric->wake(); });
@@ -328,6 +329,7 @@ Status ServerCore::read_slot(WorkerLink* link, uint32_t slot, size_t bytes) {
   std::memcpy(&header, base, std::min(bytes, sizeof header));
   if (auto reason = wire::invalid(header, bytes)) return Status(Code::fabric, *reason);
   link->records_pending[slot] = header.records;
+  ++link->busy_slots;
   size_t at = sizeof header;
   const store::SlotRef reference = (uint64_t{link->peer} << 32) | slot;
   const int64_t now_ms = clock_->now_ms();
@@ -433,8 +435,10 @@ void ServerCore::carry_out(store::Effect* effect) {
   if (effect->kind == Kind::release_slot) {
     WorkerLink* link = link_of_peer(static_cast<fabric::PeerId>(effect->slot >> 32));
     const uint32_t slot = static_cast<uint32_t>(effect->slot);
-    if (link && --link->records_pending[slot] == 0)
+    if (link && --link->records_pending[slot] == 0) {
+      --link->busy_slots;
       link->credits.slots.push_back(static_cast<uint16_t>(slot));
+    }
     return;
   }
   WorkerLink* link = link_of_rank(effect->rank);
@@ -472,6 +476,28 @@ void ServerCore::carry_out(store::Effect* effect) {
   }
 }
 
+// A ring that has been full for a while holds first slices whose seconds do not come: empties it.
+void ServerCore::relieve(WorkerLink* link) {
+  if (!link->outbox || link->busy_slots < link->records_pending.size()) {
+    link->full_since_ms = -1;
+    return;
+  }
+  const int64_t now_ms = clock_->now_ms();
+  if (link->full_since_ms < 0) link->full_since_ms = now_ms;
+  if (now_ms - link->full_since_ms < kHoldMs) return;
+  link->full_since_ms = now_ms;
+  for (size_t part = 0; part < runner_->parts(); ++part)
+    runner_->run_part(part, [rank = link->rank](store::Store* store, store::Effects* effects) {
+      store->fold_held(rank, effects);
+    });
+}
+
+int ServerCore::wait_limit_ms() const {
+  for (const auto& entry : links_)
+    if (entry.second->full_since_ms >= 0) return kHoldMs;
+  return kHeartbeatIntervalMs;
+}
+
 void ServerCore::flush(WorkerLink* link) {
   if (!link->credits.slots.empty()) {
     send(link, link->credits);
@@ -483,6 +509,16 @@ void ServerCore::flush(WorkerLink* link) {
   }
 }
 
+void ServerCore::carry_out_all() {
+  store::Effects effects;
+  // Carrying out an effect may make more (a write that cannot be posted frees its slice), but each
+  // only once.
+  for (runner_->collect_on_loop(&effects); !effects.empty(); runner_->collect_on_loop(&effects)) {
+    for (store::Effect& effect : effects) carry_out(&effect);
+    effects.clear();
+  }
+}
+
 void ServerCore::settle_on_loop() {
   std::vector<std::function<void()>> deferred;
   {
@@ -491,13 +527,9 @@ void ServerCore::settle_on_loop() {
   }
   for (std::function<void()>& action : deferred) action();
   if (!runner_) return;
-  store::Effects effects;
-  // Carrying out an effect may make more (a write that cannot be posted frees its slice), but each
-  // only once.
-  for (runner_->collect_on_loop(&effects); !effects.empty(); runner_->collect_on_loop(&effects)) {
-    for (store::Effect& effect : effects) carry_out(&effect);
-    effects.clear();
-  }
+  carry_out_all();
+  for (auto& entry : links_) relieve(entry.second.get());
+  carry_out_all();
   for (auto& entry : links_) flush(entry.second.get());
 }
 

@@ -36,6 +36,9 @@ class ServerCore {
   void settle_on_loop();
   void tick_on_loop();
 
+  // How long the loop may wait before the next settle.
+  int wait_limit_ms() const;
+
   bool finished() const { return finished_; }
   const Status& status() const { return status_; }
   const Membership& membership() const { return membership_; }
@@ -49,6 +52,8 @@ class ServerCore {
     fabric::PeerId peer = 0;
     fabric::Region ring;
     std::vector<uint32_t> records_pending;  // by slot
+    uint32_t busy_slots = 0;
+    int64_t full_since_ms = -1;  // all slots are busy
     std::unique_ptr<Outbox> outbox;
     wire::Assembler assembler;
     wire::Credits credits;  // gathered until settle
@@ -74,6 +79,8 @@ class ServerCore {
   void drop(WorkerLink* link, const Status& why);
 
   void carry_out(store::Effect* effect);
+  void carry_out_all();
+  void relieve(WorkerLink* link);
   void flush(WorkerLink* link);
   void send(WorkerLink* link, const wire::Message& message);
   WorkerLink* link_of_peer(fabric::PeerId peer);

@@ -45,7 +45,8 @@ struct Turn {
   wire::RemoteRegion target;
 };
 
-// A finishing push that waits for a write to leave the weights; its slot stays taken.
+// A push whose payload stays in its slot: a finishing one that waits for a write to leave the
+// weights, or a first one that waits for the second, which saves the copy into an accumulator.
 struct Held {
   const std::byte* payload = nullptr;
   SlotRef slot = 0;
@@ -62,7 +63,10 @@ struct OpenRound {
   std::vector<Turn> turns;
   uint32_t hyper_rank = 0;
   Hyper hyper;
-  Held held;
+  Held first;              // instead of `sum`
+  bool is_folded = false;  // `sum` began with the payload of folded_rank, before others came
+  uint32_t folded_rank = 0;
+  Held held;  // the last one
 };
 
 // Rounds completed + 1, + 2, ... are in `open`, without gaps: a rank's last round is the last of

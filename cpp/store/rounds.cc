@@ -35,6 +35,53 @@ void Store::Implementation::accumulate(Key* key, SliceState* slice, uint32_t rou
   round->summed = true;
 }
 
+bool Store::Implementation::can_hold(const Key& key) const {
+  // The payload stands for the accumulator, so both must have one layout.
+  return config.hold_first && !python() &&
+         accumulator_element_bytes(key.spec.request.dtype) == key.element_bytes;
+}
+
+void Store::Implementation::drop_first(const Key& key, const SliceState& slice,
+                                       uint32_t round_number, OpenRound* round, Effects* effects) {
+  if (round->first.payload == nullptr) return;
+  wire::PushRecord record{};
+  record.key = key.spec.id;
+  record.slice = slice.slice.index;
+  record.round = round_number;
+  release_slot(round->first.rank, record, round->first.slot, effects);
+  round->first = Held{};
+}
+
+bool Store::Implementation::fold_first(Key* key, SliceState* slice, uint32_t round_number,
+                                       OpenRound* round, Effects* effects) {
+  if (!reserve_sum(key, slice, round_number, round)) return false;
+  accumulate(key, slice, round_number, round, round->first.payload);
+  drop_first(*key, *slice, round_number, round, effects);
+  return true;
+}
+
+void Store::Implementation::note_folded(OpenRound* round, uint32_t rank) {
+  round->folded_rank = rank;
+  round->is_folded = true;
+  ++folded[rank];
+}
+
+void Store::Implementation::forget_folded(OpenRound* round) {
+  if (round->is_folded) --folded[round->folded_rank];
+  round->is_folded = false;
+}
+
+void Store::Implementation::fold_all_of(Key* key, uint32_t rank, Effects* effects) {
+  for (SliceState& slice : key->slices) {
+    for (size_t i = 0; i < slice.open.size(); ++i) {
+      OpenRound* open = slice.open[i].get();
+      if (open->first.payload == nullptr || open->first.rank != rank) continue;
+      const uint32_t round = slice.completed + 1 + static_cast<uint32_t>(i);
+      if (fold_first(key, &slice, round, open, effects)) note_folded(open, rank);
+    }
+  }
+}
+
 // ---- completion
 
 bool Store::Implementation::ready(const SliceState& slice) const {
@@ -125,7 +172,7 @@ void Store::Implementation::apply(Key* key, SliceState* slice, OpenRound* round)
   const DType dtype = key->spec.request.dtype;
   const size_t index = static_cast<size_t>(dtype);
   const size_t elements = slice->slice.bytes / key->element_bytes;
-  const std::byte* sum = round->summed ? round->sum.data.get() : nullptr;
+  const std::byte* sum = round->summed ? round->sum.data.get() : round->first.payload;
   const std::byte* payload = round->held.payload;
   const Kernels& table = kernels();
   if (!key->state.runs) {
@@ -169,6 +216,8 @@ void Store::Implementation::finish(Key* key, SliceState* slice, Effects* effects
   slice->open.erase(slice->open.begin());
   const uint32_t number = ++slice->completed;
   sums.give_back(std::move(round->sum));
+  forget_folded(round.get());
+  drop_first(*key, *slice, number, round.get(), effects);
   if (round->held.payload != nullptr) {
     wire::PushRecord record{};
     record.key = key->spec.id;
@@ -271,6 +320,8 @@ void Store::Implementation::fail(Key* key, uint32_t round, const Status& why, Ef
     OpenRound* open = slice.find(round);
     if (open == nullptr || open->failed) continue;
     open->failed = true;
+    forget_folded(open);
+    drop_first(*key, slice, round, open, effects);
     if (open->held.payload != nullptr) {
       wire::PushRecord record{};
       record.key = key->spec.id;
@@ -318,12 +369,18 @@ void Store::Implementation::leave(Key* key, uint32_t rank, const Status& why, Ef
       const uint32_t round = slice.completed + 1 + static_cast<uint32_t>(i);
       if (open->failed) continue;
       live.insert(round);
+      if (open->first.payload != nullptr && open->first.rank == rank &&
+          !fold_first(key, &slice, round, open, effects)) {
+        fail(key, round, Status(Code::internal, "no memory for the sum"), effects);
+        continue;
+      }
       if (open->held.payload == nullptr || open->held.rank != rank) continue;
       // Its push came in full and counts, but the slot goes with the peer.
       if (!reserve_sum(key, &slice, round, open)) {
         fail(key, round, Status(Code::internal, "no memory for the sum"), effects);
         continue;
       }
+      if (open->first.payload != nullptr) fold_first(key, &slice, round, open, effects);
       accumulate(key, &slice, round, open, open->held.payload);
       wire::PushRecord record{};
       record.key = key->spec.id;

@@ -47,7 +47,10 @@ void release_slot(uint32_t rank, const wire::PushRecord& record, SlotRef slot, E
 // ---- keys
 
 Store::Implementation::Implementation(const StoreConfig& store_config, MemorySource* memory_source)
-    : config(store_config), memory(memory_source), gone(store_config.workers) {
+    : config(store_config),
+      memory(memory_source),
+      gone(store_config.workers),
+      folded(store_config.workers) {
   MXRDMA_CHECK(config.workers > 0, "a job has at least one worker");
 }
 
@@ -272,7 +275,10 @@ Status Store::Implementation::gradient(Key* key, SliceState* slice, uint32_t ran
     round->failed = key->find_failed(record.round) != nullptr;
   }
   const bool last = round->ranks.count() + 1 == config.workers;
-  const bool sums_now = !round->failed && (python() || !last || !slice->initialised);
+  const bool first = round->ranks.count() == 0;
+  const bool starts = !round->failed && first && !last && slice->initialised && can_hold(*key);
+  const bool holds = starts && folded[rank] == 0;
+  const bool sums_now = !holds && !round->failed && (python() || !last || !slice->initialised);
   if (sums_now && !reserve_sum(key, slice, record.round, round))
     return Status(Code::internal, slice_text(*key, record.slice, rank) +
                                       ": no memory for the sum of round " + text(record.round) +
@@ -295,8 +301,12 @@ Status Store::Implementation::gradient(Key* key, SliceState* slice, uint32_t ran
     round->hyper_rank = rank;
     round->hyper = {record.lr, record.wd, record.rescale_grad, record.update_count};
   }
-  if (sums_now) {
+  if (holds) {
+    round->first = {payload, slot, rank};
+  } else if (sums_now) {
+    if (round->first.payload != nullptr) fold_first(key, slice, record.round, round, effects);
     accumulate(key, slice, record.round, round, payload);
+    if (starts) note_folded(round, rank);
     release_slot(rank, record, slot, effects);
   } else {
     round->held = {payload, slot, rank};
@@ -462,6 +472,11 @@ void Store::write_done(uint32_t id, uint32_t index, Effects* effects) {
     }
   }
   if (slice != nullptr && slice->in_flight == 0) self.advance(key, slice, effects);
+}
+
+void Store::fold_held(uint32_t rank, Effects* effects) {
+  for (auto& key : implementation_->keys)
+    if (key) implementation_->fold_all_of(key.get(), rank, effects);
 }
 
 void Store::worker_gone(uint32_t rank, const Status& why, Effects* effects) {

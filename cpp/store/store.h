@@ -77,6 +77,7 @@ struct StoreConfig {
   uint32_t workers = 0;
   size_t slice_capacity = 0;
   uint32_t staleness = 0;
+  bool hold_first = false;
 };
 
 // An open round that waits for ranks, for reports and time-outs.
@@ -118,6 +119,11 @@ class Store {
   Status pull(uint32_t rank, const wire::PullRequest& request, int64_t now_ms, Effects* effects);
   // A write of this slice has left our memory (or failed).
   void write_done(uint32_t key, uint32_t slice, Effects* effects);
+  // The first payload of a round stays in its slot until the second comes, if `hold_first` is set:
+  // no accumulator, and early workers wait for late ones. This gives back all slots of `rank` that
+  // are held so; it is for the node to call when that has left a worker without slots for a while.
+  // Until the others have caught up, nothing of this rank is held again.
+  void fold_held(uint32_t rank, Effects* effects);
   // The rank will send nothing more. Rounds that wait for it end in `why` (context added); its own
   // pulls are dropped, its slots released. Later pushes of rounds that need it fail at once.
   void worker_gone(uint32_t rank, const Status& why, Effects* effects);

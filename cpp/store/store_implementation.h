@@ -35,6 +35,16 @@ struct Store::Implementation {
   bool python() const { return optimizer.kind == wire::OptimizerKind::python; }
   // False: no memory.
   bool reserve_sum(Key* key, SliceState* slice, uint32_t round_number, OpenRound* round);
+  // Whether the first payload of a round may stay in its slot.
+  bool can_hold(const Key& key) const;
+  // Puts a held first payload into the sum and gives its slot back. False: no memory.
+  bool fold_first(Key* key, SliceState* slice, uint32_t round_number, OpenRound* round,
+                  Effects* effects);
+  void drop_first(const Key& key, const SliceState& slice, uint32_t round_number, OpenRound* round,
+                  Effects* effects);
+  void note_folded(OpenRound* round, uint32_t rank);
+  void forget_folded(OpenRound* round);
+  void fold_all_of(Key* key, uint32_t rank, Effects* effects);
   void accumulate(Key* key, SliceState* slice, uint32_t round_number, OpenRound* round,
                   const std::byte* payload);
   // Completes what can be completed, oldest first.
@@ -67,6 +77,8 @@ struct Store::Implementation {
   std::vector<Status> gone;  // by rank; ok: it is there
   uint32_t gone_count = 0;
   Accumulators sums;
+  std::vector<uint32_t> folded;  // by rank: sums that hold its first payload; while there are some
+                                 // of them, it is ahead of the others and nothing of it is held
   uint64_t weight_bytes = 0, state_bytes = 0;
 };
 

@@ -48,8 +48,9 @@ inline wire::KeySpec make_key(uint32_t id, uint64_t elements, DType dtype = DTyp
 // One server's store with payloads whose slots are poisoned as soon as they are released.
 class StoreBox {
  public:
-  explicit StoreBox(uint32_t workers, uint32_t staleness = 0, size_t capacity = 1024)
-      : config{0, workers, capacity, staleness}, store(config, &memory) {}
+  explicit StoreBox(uint32_t workers, uint32_t staleness = 0, size_t capacity = 1024,
+                    bool hold_first = false)
+      : config{0, workers, capacity, staleness, hold_first}, store(config, &memory) {}
   ~StoreBox() { EXPECT_TRUE(slots.empty()) << slots.size() << " slots were never released"; }
 
   static wire::PushRecord record(const wire::KeySpec& key, uint32_t slice, uint32_t round,
@@ -100,6 +101,10 @@ class StoreBox {
   }
   void write_done(uint32_t key, uint32_t slice) {
     store.write_done(key, slice, &effects);
+    settle();
+  }
+  void fold_held(uint32_t rank) {
+    store.fold_held(rank, &effects);
     settle();
   }
   void worker_gone(uint32_t rank) {

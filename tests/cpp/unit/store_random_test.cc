@@ -24,7 +24,7 @@ class RandomRun {
         workers_(1 + seed % 4),
         staleness_(seed % 3),
         optimize_(seed % 2 == 1),
-        box_(workers_, staleness_, 256) {
+        box_(workers_, staleness_, 256, seed / 4 % 2 == 1) {
     for (uint32_t id = 0; id < 3; ++id) {
       keys_.push_back(make_key(id, 1 + random_() % 200));
       EXPECT_TRUE(box_.store.add_key(keys_[id]).is_ok());
@@ -50,6 +50,10 @@ class RandomRun {
       if (!in_flight_.empty() && (next.empty() || random_() % 3 == 0)) {
         finish_a_write();
         continue;
+      }
+      if (random_() % 16 == 0) {
+        box_.fold_held(random_() % workers_);
+        take_effects();
       }
       auto chosen = std::next(next.begin(), random_() % next.size());
       const auto& at = chosen->first;
@@ -172,7 +176,7 @@ TEST(StoreRandom, FailuresLeaveNothingBehind) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     const uint32_t workers = 2 + random() % 3;
-    StoreBox box(workers, random() % 2, 256);
+    StoreBox box(workers, random() % 2, 256, seed % 2 == 1);
     const auto key = make_key(0, 100);
     const auto slices = cut(key, 256);
     ASSERT_TRUE(box.store.add_key(key).is_ok());
@@ -206,6 +210,8 @@ TEST(StoreRandom, FailuresLeaveNothingBehind) {
           box.store.fail_round(0, waiting[0].round, Status(Code::round_timeout, "late"),
                                &box.effects);
         box.settle();
+      } else if (dice == 2) {
+        box.fold_held(rank);
       } else if (dice < 8 && !in_flight.empty()) {
         finish();
       } else if (!gone[rank]) {
