@@ -28,14 +28,21 @@ class Channel {
   virtual size_t outstanding() const = 0;
 
   // Lets a peer reach an allocated region before it hears its name.
-  virtual Status share_on_loop(RegionId id) = 0;
+  virtual void share_on_loop(const RegionTable::Entry&) {}
+  // The region is released: the peer lets go of it.
+  virtual void forget_on_loop(const RegionTable::Entry&) {}
 
   // Moves what can be moved without waiting, a bounded amount. An error loses the peer.
   virtual Status progress_on_loop() = 0;
   // The control connection can be read (or has ended). An error loses the peer.
   virtual Status readable_on_loop() = 0;
+  // The control connection can be written to.
+  virtual Status writable_on_loop() { return Status::ok(); }
   // Whether the control connection's writability matters now.
-  virtual bool wants_writable() const = 0;
+  virtual bool wants_writable() const { return false; }
+  // A second descriptor to be watched for reading, or -1.
+  virtual int side_fd() const { return -1; }
+  virtual Status side_readable_on_loop() { return Status::ok(); }
   // Before sleep: asks the peer for a doorbell. False: there is work, do not sleep.
   virtual bool arm_on_loop() = 0;
 

@@ -1,23 +1,22 @@
 #include "fabric/host_fabric.h"
 
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <list>
 #include <map>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "fabric/bootstrap/connection.h"
+#include "fabric/bootstrap/rendezvous.h"
+#include "fabric/epoll.h"
 #include "fabric/region_table.h"
 #include "fabric/segment.h"
 #include "fabric/socket.h"
@@ -25,26 +24,17 @@
 namespace mxrdma::fabric {
 namespace {
 
-// Peers that connected but have not proven the token yet, and Unix connections that have not shown
-// a cookie: more are turned away, so that strangers cannot exhaust file descriptors.
+// Peers that connected to us but have not proven the token yet, each with a deadline, so that
+// strangers cannot use up our descriptors. If there are more, those that had kGraceMs make room;
+// others wait in the kernel's backlog.
 constexpr size_t kMaxUnproven = 256;
+constexpr int kGraceMs = 1000;
+constexpr int kMaxAcceptsPerPoll = 64;
+constexpr int kAcceptPauseMs = 20;
 constexpr int kSpinUs = 50;
 constexpr unsigned kCoresToSpin =
     4;  // with fewer, a spinning process takes the core its peer needs
-constexpr int kMaxEpollEvents = 64;
-
-enum class Source : uint32_t {
-  control = 0,
-  notes = 1,
-  listener = 2,
-  doorbell = 3,
-  unix_listener = 4,
-  unclaimed = 5
-};
-
-uint64_t epoll_key(Source source, uint32_t id) {
-  return (static_cast<uint64_t>(source) << 32) | id;
-}
+using Source = Epoll::Source;
 
 class HostFabric final : public Fabric {
  public:
@@ -77,14 +67,10 @@ class HostFabric final : public Fabric {
  private:
   struct Peer {
     std::unique_ptr<Connection> connection;
-    int control = -1, notes = -1;  // as registered with epoll
+    int control = -1, notes = -1;  // as watched by epoll
     bool writable_wanted = false;
     bool told = false;  // `accepted` or `connected` was given
-  };
-  struct Unclaimed {
-    uint32_t id = 0;
-    Fd fd;
-    int64_t deadline_ms = 0;
+    int64_t since_ms = 0;
   };
 
   Peer& add_peer();
@@ -95,7 +81,6 @@ class HostFabric final : public Fabric {
   void lose(Peer* peer, const Status& status);
   void finish_operations(Peer* peer, const Status& status);
   void watch(Peer* peer);
-  void add_to_epoll(int fd, uint64_t key, uint32_t events);
 
   bool progress();
   void housekeeping();
@@ -104,11 +89,12 @@ class HostFabric final : public Fabric {
   int wait_limit(int timeout_ms) const;
   void spin();
   void wait(int timeout_ms);
-  void on_epoll(const epoll_event& event);
+  void on_ready(const Epoll::Ready& ready);
   void accept_peers();
-  void accept_unix();
+  bool make_room_for_stranger();
+  void pause_listening();
   void claim(uint32_t id);
-  void forget_unclaimed(uint32_t id);
+  void drain_doorbell();
 
   Status post(PeerId peer, size_t total, size_t limit, const char* what);
 
@@ -117,27 +103,36 @@ class HostFabric final : public Fabric {
   RegionTable regions_;
   std::vector<Event> pending_;
   Surroundings surroundings_;
-  Fd epoll_, doorbell_, listener_, unix_listener_;
+  Epoll epoll_;
+  Fd doorbell_, listener_;
+  Rendezvous rendezvous_;
   std::atomic<bool> woken_{false};
   PeerId next_peer_ = 1;
   std::map<PeerId, Peer> peers_;
-  size_t handshakes_ = 0;  // peers that are not told yet: they have deadlines
-  uint32_t next_unclaimed_ = 1;
-  std::list<Unclaimed> unclaimed_;
+  size_t handshakes_ = 0;        // peers that are not told yet: they have deadlines
+  size_t unproven_ = 0;          // of those, peers that connected to us
+  int64_t listen_again_ms_ = 0;  // 0: listening
   int spin_us_ = 0;
 };
 
+Status no_token() {
+  return Status(Code::config,
+                "the job has no token; set MXRDMA_TOKEN to the same secret in all "
+                "roles, or start the job by mxrdma-launch");
+}
+
 // ---- life
-// --------------------------------------------------------------------------------------------------------
 
 HostFabric::HostFabric(const HostFabricOptions& options)
-    : epoll_(epoll_create1(EPOLL_CLOEXEC)), doorbell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    : doorbell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      rendezvous_(&epoll_, options.handshake_timeout_ms) {
   MXRDMA_CHECK(epoll_.valid() && doorbell_.valid(), "a process has file descriptors left");
   surroundings_.options = options;
   surroundings_.identity = host_identity();
   surroundings_.context = {&regions_, &counters_, &pending_};
   surroundings_.doorbell = doorbell_.get();
-  add_to_epoll(doorbell_.get(), epoll_key(Source::doorbell, 0), EPOLLIN);
+  surroundings_.rendezvous = &rendezvous_;
+  epoll_.watch(doorbell_.get(), Source::doorbell, 0);
   spin_us_ = options.spin_us >= 0
                  ? options.spin_us
                  : (std::thread::hardware_concurrency() < kCoresToSpin ? 0 : kSpinUs);
@@ -147,16 +142,7 @@ HostFabric::~HostFabric() {
   for (auto& entry : peers_) entry.second.connection->end_on_loop();
 }
 
-void HostFabric::add_to_epoll(int fd, uint64_t key, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = key;
-  MXRDMA_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0,
-               "an open descriptor can be watched");
-}
-
 // ---- memory
-// ------------------------------------------------------------------------------------------------------
 
 Result<Region> HostFabric::allocate(size_t bytes) {
   if (bytes == 0) return Status(Code::invalid_argument, "a region of no bytes");
@@ -171,12 +157,17 @@ Result<Region> HostFabric::register_memory(void* base, size_t bytes) {
 }
 
 void HostFabric::release(RegionId region) {
-  for (auto& entry : peers_) {
-    Channel* channel = entry.second.connection->channel();
-    if (channel != nullptr && channel->receiving_into(region))
-      lose(&entry.second,
+  const RegionTable::Entry* entry = regions_.find(region);
+  if (entry == nullptr) return;
+  for (auto& peer : peers_) {
+    Channel* channel = peer.second.connection->channel();
+    if (channel == nullptr) continue;
+    if (channel->receiving_into(region))
+      lose(&peer.second,
            Status(Code::fabric,
                   "remote access error: the peer wrote into a region while it was released"));
+    else if (entry->segment)
+      channel->forget_on_loop(*entry);
   }
   regions_.remove(region);
 }
@@ -189,19 +180,18 @@ Result<RemoteRegion> HostFabric::describe(RegionId region, PeerId peer) {
   Status status;
   Connection* connection = usable(peer, &status);
   if (connection == nullptr) return status;
-  status = connection->channel()->share_on_loop(region);
-  if (!status.is_ok()) return status;
-  return regions_.name(region, *entry);
+  connection->channel()->share_on_loop(*entry);
+  return RegionTable::name(*entry);
 }
 
 // ---- connections
-// -------------------------------------------------------------------------------------------------
 
 HostFabric::Peer& HostFabric::add_peer() {
   const PeerId id = next_peer_++;
   Peer& peer = peers_[id];
+  peer.since_ms = clock_.now_ms();
   peer.connection = std::make_unique<Connection>(
-      id, &surroundings_, clock_.now_ms() + surroundings_.options.handshake_timeout_ms);
+      id, &surroundings_, peer.since_ms + surroundings_.options.handshake_timeout_ms);
   ++handshakes_;
   return peer;
 }
@@ -227,35 +217,24 @@ Connection* HostFabric::usable(PeerId id, Status* status) {
 
 Result<Address> HostFabric::listen(const Address& address) {
   if (listener_.valid()) return Status(Code::invalid_argument, "this fabric listens already");
+  if (surroundings_.options.token.empty()) return no_token();
   Address actual;
   Result<Fd> fd = listen_tcp(address, &actual);
   if (!fd.is_ok()) return fd.status();
   if (surroundings_.options.policy != Policy::tcp) {
-    uint64_t random[2];
-    Status status = fill_random(random, sizeof random);
-    char name[64];
-    std::snprintf(name, sizeof name, "mxrdma-%016llx%016llx",
-                  static_cast<unsigned long long>(random[0]),
-                  static_cast<unsigned long long>(random[1]));
-    Result<Fd> unix_fd = status.is_ok() ? listen_abstract(name) : Result<Fd>(status);
-    if (unix_fd.is_ok()) {
-      unix_listener_ = std::move(unix_fd.value());
-      surroundings_.shm_socket = name;
-      add_to_epoll(unix_listener_.get(), epoll_key(Source::unix_listener, 0), EPOLLIN);
-    } else if (surroundings_.options.policy == Policy::shm) {
-      return unix_fd.status();
-    } else {
-      surroundings_.shm_problem = unix_fd.status();
-    }
+    surroundings_.shm_problem = rendezvous_.listen();
+    if (!surroundings_.shm_problem.is_ok() && surroundings_.options.policy == Policy::shm)
+      return surroundings_.shm_problem;
   }
   listener_ = std::move(fd.value());
-  add_to_epoll(listener_.get(), epoll_key(Source::listener, 0), EPOLLIN);
+  epoll_.watch(listener_.get(), Source::listener, 0);
   return actual;
 }
 
 Result<PeerId> HostFabric::connect(const Address& address, const std::vector<std::byte>& hello) {
   if (hello.size() > kMaxHelloBytes)
     return Status(Code::invalid_argument, "a hello of " + std::to_string(hello.size()) + " bytes");
+  if (surroundings_.options.token.empty()) return no_token();
   Peer& peer = add_peer();
   const PeerId id = peer.connection->peer();
   Status status = peer.connection->connect_on_loop(address, hello, clock_.now_ms());
@@ -270,7 +249,10 @@ Result<PeerId> HostFabric::connect(const Address& address, const std::vector<std
 
 void HostFabric::finish_operations(Peer* peer, const Status& status) {
   Connection* connection = peer->connection.get();
-  if (!peer->told) --handshakes_;
+  if (!peer->told) {
+    --handshakes_;
+    if (connection->is_acceptor()) --unproven_;
+  }
   for (uint64_t id : connection->end_on_loop()) {
     Event event;
     event.kind = Event::Kind::done;
@@ -282,15 +264,15 @@ void HostFabric::finish_operations(Peer* peer, const Status& status) {
 }
 
 void HostFabric::close(PeerId id) {
-  Peer* peer = find(id);
-  if (peer == nullptr) return;
   // Nothing of it is to be heard any more, except how its operations end.
-  pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
-                                [id](const Event& event) {
-                                  return event.peer == id && event.kind != Event::Kind::done;
-                                }),
-                 pending_.end());
-  finish_operations(peer, Status(Code::cancelled, "the connection was closed here"));
+  if (peers_.count(id) != 0)
+    pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
+                                  [id](const Event& event) {
+                                    return event.peer == id && event.kind != Event::Kind::done;
+                                  }),
+                   pending_.end());
+  if (Peer* peer = find(id))
+    finish_operations(peer, Status(Code::cancelled, "the connection was closed here"));
 }
 
 // What a step with the connection led to.
@@ -301,6 +283,7 @@ void HostFabric::settle(Peer* peer, const Status& status) {
   if (connection->stage() == Connection::Stage::up && !peer->told) {
     peer->told = true;
     --handshakes_;
+    if (connection->is_acceptor()) --unproven_;
     Event event;
     event.kind = connection->is_acceptor() ? Event::Kind::accepted : Event::Kind::connected;
     event.peer = connection->peer();
@@ -326,36 +309,26 @@ void HostFabric::lose(Peer* peer, const Status& status) {
   finish_operations(peer, named);
 }
 
-// Registers what the connection waits for. A closed descriptor leaves epoll by itself.
+// Tells epoll what the connection waits for.
 void HostFabric::watch(Peer* peer) {
   const Connection& connection = *peer->connection;
   if (connection.stage() == Connection::Stage::dead) return;
   const int control = connection.control();
   const bool writable = connection.wants_writable();
-  if (control >= 0 && (control != peer->control || writable != peer->writable_wanted)) {
-    epoll_event event{};
-    event.events = EPOLLIN | (writable ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-    event.data.u64 = epoll_key(Source::control, connection.peer());
-    // The same number may belong to a new socket after a retry, so the kernel is asked rather than
-    // our memory.
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, control, &event) != 0)
-      add_to_epoll(control, event.data.u64, event.events);
-    peer->control = control;
-    peer->writable_wanted = writable;
-  }
-  if (control < 0) peer->control = -1;
+  // While it connects, the same number can be another socket at each retry.
+  const bool renewed = connection.stage() == Connection::Stage::connecting;
+  if (control >= 0 && (renewed || control != peer->control || writable != peer->writable_wanted))
+    epoll_.watch(control, Source::control, connection.peer(), writable);
+  peer->control = control;
+  peer->writable_wanted = writable;
   const int notes = connection.notes();
-  if (notes >= 0 && peer->notes == -1) {
-    peer->notes = notes;
-    add_to_epoll(notes, epoll_key(Source::notes, connection.peer()), EPOLLIN);
-  } else if (connection.stage() == Connection::Stage::up && peer->notes >= 0) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->notes, nullptr);
-    peer->notes = -2;  // not to be watched again
-  }
+  if (notes == peer->notes) return;
+  if (peer->notes >= 0) epoll_.forget(peer->notes);
+  if (notes >= 0) epoll_.watch(notes, Source::notes, connection.peer());
+  peer->notes = notes;
 }
 
 // ---- data
-// --------------------------------------------------------------------------------------------------------
 
 Status HostFabric::post(PeerId id, size_t total, size_t limit, const char* what) {
   Status status;
@@ -416,7 +389,6 @@ bool HostFabric::can_read(PeerId id) const {
 }
 
 // ---- progress
-// ----------------------------------------------------------------------------------------------------
 
 bool HostFabric::progress() {
   for (auto& entry : peers_) {
@@ -442,7 +414,11 @@ void HostFabric::housekeeping() {
       settle(&entry.second, entry.second.connection->retry_on_loop(now_ms));
     }
   }
-  unclaimed_.remove_if([now_ms](const Unclaimed& one) { return now_ms >= one.deadline_ms; });
+  rendezvous_.drop_late_on_loop(now_ms);
+  if (listen_again_ms_ != 0 && now_ms >= listen_again_ms_) {
+    listen_again_ms_ = 0;
+    epoll_.watch(listener_.get(), Source::listener, 0);
+  }
 }
 
 void HostFabric::reap() {
@@ -455,27 +431,23 @@ void HostFabric::reap() {
 }
 
 int HostFabric::wait_limit(int timeout_ms) const {
-  if (handshakes_ == 0) return timeout_ms;
-  int64_t until_ms = timeout_ms;
+  if (handshakes_ == 0 && listen_again_ms_ == 0) return timeout_ms;
   const int64_t now_ms = clock_.now_ms();
+  int64_t until_ms = now_ms + timeout_ms;
+  if (listen_again_ms_ != 0) until_ms = std::min(until_ms, listen_again_ms_);
   for (const auto& entry : peers_) {
     const Connection& connection = *entry.second.connection;
-    if (connection.stage() == Connection::Stage::up ||
-        connection.stage() == Connection::Stage::dead)
-      continue;
-    int64_t next_ms = connection.deadline_ms();
-    if (connection.stage() == Connection::Stage::waiting_to_retry)
-      next_ms = std::min(next_ms, connection.retry_at_ms());
-    until_ms = std::min(until_ms, std::max<int64_t>(0, next_ms - now_ms));
+    if (!entry.second.told && connection.stage() != Connection::Stage::dead)
+      until_ms = std::min(until_ms, connection.next_step_ms());
   }
-  return static_cast<int>(until_ms);
+  return static_cast<int>(std::max<int64_t>(0, until_ms - now_ms));
 }
 
 void HostFabric::spin() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
   while (!progress() && !woken_.load(std::memory_order_relaxed) &&
          std::chrono::steady_clock::now() < end)
-    std::this_thread::yield();
+    wait(0);
 }
 
 // Asks all peers for doorbells. False: something came meanwhile.
@@ -489,10 +461,10 @@ bool HostFabric::sleep_ready() {
 }
 
 void HostFabric::wait(int timeout_ms) {
-  epoll_event ready[kMaxEpollEvents];
+  Epoll::Ready ready[Epoll::kMaxEvents];
   if (timeout_ms > 0) ++counters_.sleeps;
-  const int count = epoll_wait(epoll_.get(), ready, kMaxEpollEvents, timeout_ms);
-  for (int i = 0; i < count; ++i) on_epoll(ready[i]);
+  const int count = epoll_.wait(ready, timeout_ms);
+  for (int i = 0; i < count; ++i) on_ready(ready[i]);
 }
 
 void HostFabric::poll(std::vector<Event>* events, int timeout_ms) {
@@ -523,97 +495,95 @@ void HostFabric::wake() {
   } while (count < 0 && errno == EINTR);
 }
 
-void HostFabric::on_epoll(const epoll_event& event) {
-  const auto source = static_cast<Source>(event.data.u64 >> 32);
-  const uint32_t id = static_cast<uint32_t>(event.data.u64);
-  const bool readable = (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
-  const bool writable = (event.events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
-  switch (source) {
+void HostFabric::on_ready(const Epoll::Ready& ready) {
+  Peer* peer = nullptr;
+  switch (ready.source) {
     case Source::control:
-      if (Peer* peer = find(id))
-        settle(peer, peer->connection->control_ready_on_loop(readable, writable, clock_.now_ms()));
+      peer = find(ready.id);
+      if (peer != nullptr)
+        settle(peer, peer->connection->control_ready_on_loop(ready.readable, ready.writable,
+                                                             clock_.now_ms()));
       break;
     case Source::notes:
-      if (Peer* peer = find(id)) settle(peer, peer->connection->notes_ready_on_loop());
+      peer = find(ready.id);
+      if (peer != nullptr) settle(peer, peer->connection->notes_ready_on_loop());
       break;
     case Source::listener:
       accept_peers();
       break;
     case Source::unix_listener:
-      accept_unix();
+      rendezvous_.accept_on_loop(clock_.now_ms());
       break;
     case Source::unclaimed:
-      claim(id);
+      claim(ready.id);
       break;
-    case Source::doorbell: {
-      uint64_t count = 0;
-      const ssize_t bytes = ::read(doorbell_.get(), &count, sizeof count);
-      MXRDMA_CHECK(bytes == sizeof count || errno == EAGAIN || errno == EINTR,
-                   "an eventfd can be read");
+    case Source::doorbell:
+      drain_doorbell();
       break;
-    }
   }
 }
 
+void HostFabric::drain_doorbell() {
+  uint64_t count = 0;
+  const ssize_t bytes = ::read(doorbell_.get(), &count, sizeof count);
+  MXRDMA_CHECK(bytes == sizeof count || errno == EAGAIN || errno == EINTR,
+               "an eventfd can be read");
+}
+
+// ---- strangers
+
 void HostFabric::accept_peers() {
-  while (true) {
+  for (int i = 0; i < kMaxAcceptsPerPoll; ++i) {
+    if (unproven_ >= kMaxUnproven && !make_room_for_stranger()) return pause_listening();
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) log_error("accept: " + errno_text(errno));
-      return;
-    }
-    if (handshakes_ >= kMaxUnproven) {
-      log_warning("turned a connection away: " + std::to_string(handshakes_) +
-                  " peers have not proven the token yet");
-      continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      log_error("cannot accept a connection: " + errno_text(errno) +
+                (errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
+      return pause_listening();
     }
     Peer& peer = add_peer();
+    ++unproven_;
     settle(&peer, peer.connection->accepted_on_loop(std::move(fd)));
   }
 }
 
-void HostFabric::accept_unix() {
-  while (true) {
-    Fd fd(accept4(unix_listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd.valid()) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) log_error("accept: " + errno_text(errno));
-      return;
-    }
-    if (unclaimed_.size() >= kMaxUnproven) continue;
-    const uint32_t id = next_unclaimed_++;
-    add_to_epoll(fd.get(), epoll_key(Source::unclaimed, id), EPOLLIN);
-    unclaimed_.push_back(
-        {id, std::move(fd), clock_.now_ms() + surroundings_.options.handshake_timeout_ms});
+// The one that has had the longest time to prove itself goes, if that was long enough.
+bool HostFabric::make_room_for_stranger() {
+  const int64_t now_ms = clock_.now_ms();
+  for (auto& entry : peers_) {  // oldest first
+    const Connection& connection = *entry.second.connection;
+    if (entry.second.told || !connection.is_acceptor() || connection.is_proven() ||
+        connection.stage() == Connection::Stage::dead)
+      continue;
+    if (now_ms - entry.second.since_ms < kGraceMs) return false;
+    lose(&entry.second, Status(Code::auth, "it did not prove the job's token while " +
+                                               std::to_string(kMaxUnproven) + " others wait"));
+    return true;
   }
+  return false;
 }
 
-void HostFabric::forget_unclaimed(uint32_t id) {
-  unclaimed_.remove_if([id](const Unclaimed& one) { return one.id == id; });
+// What waits stays in the kernel's backlog, and does not keep this loop awake.
+void HostFabric::pause_listening() {
+  epoll_.forget(listener_.get());
+  listen_again_ms_ = clock_.now_ms() + kAcceptPauseMs;
 }
 
-// The first note of a Unix connection says by its cookie whose it is.
 void HostFabric::claim(uint32_t id) {
-  auto found = std::find_if(unclaimed_.begin(), unclaimed_.end(),
-                            [id](const Unclaimed& one) { return one.id == id; });
-  if (found == unclaimed_.end()) return;
-  Result<std::optional<shm::ReceivedNote>> note = shm::receive_note(found->fd.get());
-  if (note.is_ok() && !note.value()) return;
-  if (!note.is_ok()) return forget_unclaimed(id);
-  Fd fd = std::move(found->fd);
-  forget_unclaimed(id);
+  std::optional<Rendezvous::Claim> claim = rendezvous_.claim_on_loop(id);
+  if (!claim) return;
   for (auto& entry : peers_) {
     Peer& peer = entry.second;
-    if (!peer.connection->has_cookie(note.value()->note.cookie)) continue;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
-    settle(&peer, peer.connection->take_notes_on_loop(std::move(fd), std::move(*note.value())));
+    if (!peer.connection->has_cookie(claim->note.note.cookie)) continue;
+    settle(&peer,
+           peer.connection->take_notes_on_loop(std::move(claim->fd), std::move(claim->note)));
     return;
   }
 }
 
 // ---- facts
-// -------------------------------------------------------------------------------------------------------
 
 std::string HostFabric::kind(PeerId id) const {
   const Peer* peer = find(id);

@@ -19,7 +19,7 @@ size_t whole_pages(size_t bytes) {
 
 }  // namespace
 
-Result<std::shared_ptr<Segment>> Segment::adopt(Fd fd, size_t bytes, size_t mapped) {
+Result<std::shared_ptr<Segment>> Segment::adopt(Fd fd, size_t bytes, size_t mapped, bool ours) {
   void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED)
     return Status(Code::fabric, "mapping " + std::to_string(mapped) +
@@ -30,6 +30,8 @@ Result<std::shared_ptr<Segment>> Segment::adopt(Fd fd, size_t bytes, size_t mapp
     munmap(base, mapped);
     return Status(Code::fabric, "madvise(MADV_DONTFORK): " + errno_text(error));
   }
+  // A peer's is passed on to nobody: the mapping is enough, and descriptors are few.
+  if (!ours) fd.reset();
   return std::shared_ptr<Segment>(
       new Segment(std::move(fd), static_cast<std::byte*>(base), bytes, mapped));
 }
@@ -43,7 +45,7 @@ Result<std::shared_ptr<Segment>> Segment::create(size_t bytes) {
                   std::to_string(mapped) + " bytes of shared memory: " + errno_text(errno));
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     return Status(Code::fabric, "sealing a memfd: " + errno_text(errno));
-  return adopt(std::move(fd), bytes, mapped);
+  return adopt(std::move(fd), bytes, mapped, true);
 }
 
 Result<std::shared_ptr<Segment>> Segment::map(Fd fd, size_t bytes) {
@@ -55,7 +57,7 @@ Result<std::shared_ptr<Segment>> Segment::map(Fd fd, size_t bytes) {
   if (bytes == 0 || static_cast<size_t>(facts.st_size) < mapped)
     return Status(Code::fabric, "a peer's shared memory has " + std::to_string(facts.st_size) +
                                     " bytes, not " + std::to_string(bytes));
-  return adopt(std::move(fd), bytes, mapped);
+  return adopt(std::move(fd), bytes, mapped, false);
 }
 
 Segment::~Segment() { munmap(base_, mapped_); }

@@ -20,12 +20,13 @@ class Segment {
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }
+  // To be passed to peers; -1 of a peer's segment.
   int fd() const { return fd_.get(); }
 
  private:
   Segment(Fd fd, std::byte* base, size_t bytes, size_t mapped)
       : fd_(std::move(fd)), base_(base), bytes_(bytes), mapped_(mapped) {}
-  static Result<std::shared_ptr<Segment>> adopt(Fd fd, size_t bytes, size_t mapped);
+  static Result<std::shared_ptr<Segment>> adopt(Fd fd, size_t bytes, size_t mapped, bool ours);
 
   Fd fd_;
   std::byte* base_;

@@ -39,8 +39,11 @@ Result<std::vector<SocketAddress>> resolve(const Address& address, bool passive)
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = passive ? AI_PASSIVE : 0;
   addrinfo* list = nullptr;
-  const int error =
-      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
+  const bool bracketed =
+      address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']';
+  const std::string host =
+      bracketed ? address.host.substr(1, address.host.size() - 2) : address.host;
+  const int error = getaddrinfo(host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
   if (error != 0)
     return Status(Code::config,
                   "the host name '" + address.host + "' does not resolve: " + gai_strerror(error));
@@ -106,6 +109,14 @@ int connect_error(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 ? errno : error;
 }
 
+bool is_connected_to_itself(int fd) {
+  sockaddr_storage local{}, peer{};
+  socklen_t local_bytes = sizeof local, peer_bytes = sizeof peer;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_bytes) == 0 &&
+         getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_bytes) == 0 &&
+         local_bytes == peer_bytes && std::memcmp(&local, &peer, local_bytes) == 0;
+}
+
 std::string local_and_peer(int fd) {
   sockaddr_storage storage{};
   socklen_t bytes = sizeof storage;
@@ -113,7 +124,7 @@ std::string local_and_peer(int fd) {
   const std::string local = to_string(address_of(storage, bytes));
   bytes = sizeof storage;
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &bytes) != 0) return local;
-  return local + " to " + to_string(address_of(storage, bytes));
+  return local + " -> " + to_string(address_of(storage, bytes));
 }
 
 Result<Fd> listen_abstract(const std::string& name) {

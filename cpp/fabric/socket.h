@@ -26,6 +26,7 @@ Result<Fd> listen_tcp(const Address& address, Address* actual);
 Result<Fd> begin_connect(const SocketAddress& address);
 // 0, or the errno of a connect that was under way.
 int connect_error(int fd);
+bool is_connected_to_itself(int fd);
 Status prepare_stream(int fd);
 std::string local_and_peer(int fd);
 

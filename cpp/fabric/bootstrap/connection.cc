@@ -31,7 +31,6 @@ Connection::Connection(PeerId peer, const Surroundings* surroundings, int64_t de
     : peer_(peer), surroundings_(surroundings), deadline_ms_(deadline_ms) {}
 
 // ---- connecting
-// --------------------------------------------------------------------------------------------------
 
 Status Connection::connect_on_loop(const Address& address, const std::vector<std::byte>& hello,
                                    int64_t now_ms) {
@@ -45,10 +44,16 @@ Status Connection::connect_on_loop(const Address& address, const std::vector<std
 
 Status Connection::try_next_address(int64_t now_ms) {
   while (next_candidate_ < candidates_.size()) {
+    const size_t left = candidates_.size() - next_candidate_;
     Result<Fd> fd = begin_connect(candidates_[next_candidate_++]);
     if (fd.is_ok()) {
       control_ = std::move(fd.value());
       stage_ = Stage::connecting;
+      // An address that swallows our packets must not use up the time of those behind it.
+      next_step_ms_ =
+          left == 1
+              ? INT64_MAX
+              : now_ms + std::max<int64_t>(1, (deadline_ms_ - now_ms) / static_cast<int64_t>(left));
       return Status::ok();
     }
     last_error_ = fd.status().message();
@@ -56,27 +61,30 @@ Status Connection::try_next_address(int64_t now_ms) {
   next_candidate_ = 0;
   control_.reset();
   stage_ = Stage::waiting_to_retry;
-  retry_at_ms_ = now_ms + kRetryMs;
+  next_step_ms_ = now_ms + kRetryMs;
   return Status::ok();
 }
 
+Status Connection::timed_out() const {
+  const std::string limit = std::to_string(surroundings_->options.handshake_timeout_ms) + " ms";
+  if (stage_ == Stage::waiting_to_retry || stage_ == Stage::connecting)
+    return Status(Code::fabric, "no connection within " + limit +
+                                    (last_error_.empty() ? "" : ": " + last_error_) +
+                                    "; check that the peer runs and that no firewall is between");
+  return Status(Code::fabric,
+                "no handshake within " + limit +
+                    "; check that the peer is a node of mxrdma and is not overloaded");
+}
+
 Status Connection::retry_on_loop(int64_t now_ms) {
-  if (now_ms >= deadline_ms_) {
-    if (stage_ == Stage::waiting_to_retry || stage_ == Stage::connecting)
-      return Status(Code::fabric, "no connection within " +
-                                      std::to_string(surroundings_->options.handshake_timeout_ms) +
-                                      " ms" + (last_error_.empty() ? "" : ": " + last_error_) +
-                                      "; check that the peer runs and that no firewall is between");
-    return Status(Code::fabric, "no handshake within " +
-                                    std::to_string(surroundings_->options.handshake_timeout_ms) +
-                                    " ms");
-  }
-  return stage_ == Stage::waiting_to_retry && now_ms >= retry_at_ms_ ? try_next_address(now_ms)
-                                                                     : Status::ok();
+  if (now_ms >= deadline_ms_) return timed_out();
+  const bool early = stage_ == Stage::waiting_to_retry || stage_ == Stage::connecting;
+  return early && now_ms >= next_step_ms_ ? try_next_address(now_ms) : Status::ok();
 }
 
 Status Connection::connected() {
   stage_ = Stage::handshaking;
+  next_step_ms_ = INT64_MAX;
   handshake_ = std::make_unique<Handshake>(true, surroundings_->options.token);
   Status status = handshake_->start();
   return status.is_ok() ? flush() : status;
@@ -86,6 +94,7 @@ Status Connection::accepted_on_loop(Fd fd) {
   acceptor_ = true;
   control_ = std::move(fd);
   stage_ = Stage::handshaking;
+  ends_text_ = local_and_peer(control_.get());
   Status status = prepare_stream(control_.get());
   handshake_ = std::make_unique<Handshake>(false, surroundings_->options.token);
   if (status.is_ok()) status = handshake_->start();
@@ -93,7 +102,6 @@ Status Connection::accepted_on_loop(Fd fd) {
 }
 
 // ---- handshake
-// ---------------------------------------------------------------------------------------------------
 
 bool Connection::wants_writable() const {
   if (stage_ == Stage::connecting) return true;
@@ -103,7 +111,9 @@ bool Connection::wants_writable() const {
 
 Status Connection::control_ready_on_loop(bool readable, bool writable, int64_t now_ms) {
   if (stage_ == Stage::connecting) {
-    const int error = connect_error(control_.get());
+    int error = connect_error(control_.get());
+    // A port of our own that nobody listens on can come out connected to itself.
+    if (error == 0 && writable && is_connected_to_itself(control_.get())) error = ECONNREFUSED;
     if (error != 0) {
       last_error_ = errno_text(error);
       return try_next_address(now_ms);
@@ -113,7 +123,7 @@ Status Connection::control_ready_on_loop(bool readable, bool writable, int64_t n
   }
   if (channel_) {
     Status status = readable ? channel_->readable_on_loop() : Status::ok();
-    return status.is_ok() ? channel_->progress_on_loop() : status;
+    return status.is_ok() && writable ? channel_->writable_on_loop() : status;
   }
   Status status = writable ? flush() : Status::ok();
   return status.is_ok() && readable ? receive() : status;
@@ -165,6 +175,8 @@ Status Connection::advance() {
   std::vector<std::byte> body;
   if (!handshake_->take_body(&body)) return Status::ok();
   if (!acceptor_) {
+    if (std::exchange(answered_, true))
+      return Status(Code::fabric, "malformed handshake: a second answer");
     Result<Answer> answer = decode_answer(body);
     return answer.is_ok() ? on_answer(answer.value()) : answer.status();
   }
@@ -198,11 +210,11 @@ Status Connection::on_offer(const Offer& offer) {
     answer.reason = "another host (boot ids differ)";
   } else if (offer.identity.network_namespace != surroundings_->identity.network_namespace) {
     answer.reason = "same host, but another network namespace";
-  } else if (surroundings_->shm_socket.empty()) {
-    answer.reason = surroundings_->shm_problem.message();
+  } else if (surroundings_->rendezvous->name().empty()) {
+    answer.reason = "no abstract Unix socket: " + surroundings_->shm_problem.message();
   } else {
     answer.shm = true;
-    answer.socket_name = surroundings_->shm_socket;
+    answer.socket_name = surroundings_->rendezvous->name();
     Status status = fill_random(ends_.cookie, sizeof ends_.cookie);
     if (!status.is_ok()) return status;
     answer.cookie[0] = ends_.cookie[0];
@@ -260,6 +272,19 @@ Status Connection::take_notes_on_loop(Fd notes, shm::ReceivedNote first) {
 }
 
 Status Connection::notes_ready_on_loop() {
+  if (channel_) return channel_->side_readable_on_loop();
+  Status status = take_notes();
+  if (stage_ != Stage::joining_shm) {
+    // The connector will say on the control connection that it chose otherwise, or end it.
+    notes_ended_ = status.code() == Code::closed;
+    return notes_ended_ ? Status::ok() : status;
+  }
+  if (!status.is_ok()) return choose(false, status.message());
+  return ends_complete() ? choose(true, "") : status;
+}
+
+// Not beyond our two: what follows is the channel's.
+Status Connection::take_notes() {
   while (!ends_complete()) {
     Result<std::optional<shm::ReceivedNote>> note = shm::receive_note(ends_.notes.get());
     if (!note.is_ok()) return note.status();
@@ -267,7 +292,7 @@ Status Connection::notes_ready_on_loop() {
     Status status = take_note(std::move(*note.value()));
     if (!status.is_ok()) return status;
   }
-  return stage_ == Stage::joining_shm ? choose(true, "") : Status::ok();
+  return Status::ok();
 }
 
 Status Connection::take_note(shm::ReceivedNote note) {
@@ -314,7 +339,9 @@ Status Connection::on_choice(const Choice& choice) {
 
 void Connection::go_up(bool shm) {
   if (shm) {
-    path_ = "shm (same host, pid " + std::to_string(their_pid_) + ")";
+    const int pid = shm::peer_pid(ends_.notes.get());
+    path_ = "shm, same host (boot id matches), pid " +
+            (pid > 0 ? std::to_string(pid) : std::to_string(their_pid_));
     channel_ = std::make_unique<ShmChannel>(control_.get(), std::move(ends_),
                                             surroundings_->context, peer_);
   } else {
@@ -328,11 +355,10 @@ void Connection::go_up(bool shm) {
 }
 
 // ---- ends
-// --------------------------------------------------------------------------------------------------------
 
 std::string Connection::where() const {
   if (!acceptor_) return to_string(address_);
-  return control_.valid() ? local_and_peer(control_.get()) : "an accepted connection";
+  return ends_text_;
 }
 
 std::string Connection::describe() const { return path_.empty() ? where() : path_; }

@@ -2,12 +2,14 @@
 // the channel.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fabric/bootstrap/handshake.h"
+#include "fabric/bootstrap/rendezvous.h"
 #include "fabric/channel.h"
 #include "fabric/fd.h"
 #include "fabric/shm/shm_channel.h"
@@ -20,9 +22,9 @@ struct Surroundings {
   HostFabricOptions options;
   HostIdentity identity;
   ChannelContext context;
-  int doorbell = -1;       // our eventfd, passed to shm peers
-  std::string shm_socket;  // name of our abstract Unix socket; empty if shm is not possible
-  Status shm_problem;      // why not
+  int doorbell = -1;                       // our eventfd, passed to shm peers
+  const Rendezvous* rendezvous = nullptr;  // its name is empty if shm is not possible
+  Status shm_problem;                      // why not
 };
 
 class Connection {
@@ -47,12 +49,17 @@ class Connection {
   Stage stage() const { return stage_; }
   bool is_acceptor() const { return acceptor_; }
   int control() const { return control_.get(); }
+  // The Unix socket of shm, if there is something to come: notes of the handshake, then of the
+  // channel.
   int notes() const {
-    return stage_ == Stage::joining_shm || stage_ == Stage::handshaking ? ends_.notes.get() : -1;
+    if (channel_) return channel_->side_fd();
+    return ends_complete() || notes_ended_ ? -1 : ends_.notes.get();
   }
   bool wants_writable() const;
   int64_t deadline_ms() const { return deadline_ms_; }
-  int64_t retry_at_ms() const { return retry_at_ms_; }
+  // When retry_on_loop() has something to do.
+  int64_t next_step_ms() const { return std::min(deadline_ms_, next_step_ms_); }
+  bool is_proven() const { return handshake_ && handshake_->proven(); }
   bool has_cookie(const uint64_t cookie[2]) const;
   Channel* channel() { return channel_.get(); }
   const Channel* channel() const { return channel_.get(); }
@@ -66,6 +73,7 @@ class Connection {
 
  private:
   Status try_next_address(int64_t now_ms);
+  Status timed_out() const;
   Status connected();
   Status receive();
   Status flush();
@@ -74,6 +82,7 @@ class Connection {
   Status on_answer(const Answer& answer);
   Status on_choice(const Choice& choice);
   Status begin_shm(const std::string& socket_name);
+  Status take_notes();
   Status send_our_ends();
   Status take_note(shm::ReceivedNote note);
   bool ends_complete() const { return ends_.outbound && ends_.inbound && ends_.doorbell.valid(); }
@@ -90,15 +99,17 @@ class Connection {
   size_t next_candidate_ = 0;
   std::string last_error_;
   int64_t deadline_ms_;
-  int64_t retry_at_ms_ = 0;
+  int64_t next_step_ms_ = INT64_MAX;  // to connect again, or to try the next address
   Fd control_;
   std::unique_ptr<Handshake> handshake_;
-  bool offered_ = false;
+  bool offered_ = false, answered_ = false;
   std::vector<std::byte> hello_;
   ShmEnds ends_;
+  bool notes_ended_ = false;
   Policy their_policy_ = Policy::automatic;
   std::string why_not_shm_;
   uint64_t their_pid_ = 0;
+  std::string ends_text_;  // both addresses, of an accepted connection
   std::string path_;
   std::unique_ptr<Channel> channel_;
 };

@@ -1,16 +1,11 @@
 #include "fabric/shm/passing.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
 
 namespace mxrdma::fabric::shm {
-
-namespace {
-constexpr int kRoomTimeoutMs = 1000;
-}  // namespace
 
 Status send_note(int socket, const Note& note, int fd) {
   Note copy = note;
@@ -26,17 +21,14 @@ Status send_note(int socket, const Note& note, int fd) {
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  while (true) {
-    const ssize_t count = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count == static_cast<ssize_t>(sizeof copy)) return Status::ok();
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      pollfd wait{socket, POLLOUT, 0};
-      if (::poll(&wait, 1, kRoomTimeoutMs) > 0) continue;
-      return Status(Code::fabric, "the peer does not take shared memory segments");
-    }
-    return Status(Code::fabric, "passing a shared memory segment: " + errno_text(errno));
-  }
+  ssize_t count;
+  do {
+    count = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  if (count == static_cast<ssize_t>(sizeof copy)) return Status::ok();
+  const bool full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS;
+  return Status(full ? Code::busy : Code::fabric,
+                "passing a shared memory segment: " + errno_text(errno));
 }
 
 Result<std::optional<ReceivedNote>> receive_note(int socket) {
@@ -53,9 +45,10 @@ Result<std::optional<ReceivedNote>> receive_note(int socket) {
     count = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (count < 0 && errno == EINTR);
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::optional<ReceivedNote>();
+  if (count == 0 || (count < 0 && errno == ECONNRESET))
+    return Status(Code::closed, "the peer closed its Unix socket");
   if (count < 0)
     return Status(Code::fabric, "receiving a shared memory segment: " + errno_text(errno));
-  if (count == 0) return Status(Code::fabric, "the peer closed its Unix socket");
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -67,6 +60,13 @@ Result<std::optional<ReceivedNote>> receive_note(int socket) {
       (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !received.fd.valid())
     return Status(Code::fabric, "malformed note on the Unix socket");
   return std::optional<ReceivedNote>(std::move(received));
+}
+
+int peer_pid(int socket) {
+  ucred credentials{};
+  socklen_t bytes = sizeof credentials;
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) == 0 ? credentials.pid
+                                                                                : 0;
 }
 
 }  // namespace mxrdma::fabric::shm

@@ -21,14 +21,17 @@ struct Note {
 };
 static_assert(sizeof(Note) == 40);
 
-// Waits for room up to a second: the other end reads whenever it looks for a region.
+// Code::busy: the socket has no room now, or too many descriptors are under way.
 Status send_note(int socket, const Note& note, int fd);
 
 struct ReceivedNote {
   Note note;
   Fd fd;
 };
-// Nothing: none is there now. Error: malformed, or the socket ended.
+// Nothing: none is there now. Code::closed: the socket ended. Code::fabric: malformed.
 Result<std::optional<ReceivedNote>> receive_note(int socket);
+
+// The process at the other end as the kernel knows it; 0 if it cannot tell.
+int peer_pid(int socket);
 
 }  // namespace mxrdma::fabric::shm

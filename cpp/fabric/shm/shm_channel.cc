@@ -1,12 +1,12 @@
+// Sending and the peer's regions; what comes in is in shm_receive.cc.
 #include "fabric/shm/shm_channel.h"
-
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace mxrdma::fabric {
 
@@ -14,57 +14,92 @@ using shm::Descriptor;
 using shm::Kind;
 
 namespace {
-// Descriptors handled for one peer in one poll, so that others get their turn.
-constexpr int kBudgetDescriptors = 64;
+// A sender that waits for room sleeps until so much is free, not until the first free slot.
+constexpr uint64_t kRingRoom = shm::kRingDescriptors / 4;
+constexpr size_t kSlotRoom = shm::kBounceSlots / 2;
 }  // namespace
 
 ShmChannel::ShmChannel(int control, ShmEnds ends, const ChannelContext& context, PeerId peer)
-    : control_(control), ends_(std::move(ends)), context_(context), peer_(peer) {}
+    : control_(control), ends_(std::move(ends)), context_(context), peer_(peer) {
+  out()->sender_waits_for.store(shm::kNever, std::memory_order_relaxed);
+}
 
 // ---- regions
-// -----------------------------------------------------------------------------------------------------
 
-Status ShmChannel::share_on_loop(RegionId id) {
-  const RegionTable::Entry* entry = context_.regions->find(id);
-  if (entry == nullptr || !entry->segment || shared_.count(id) != 0) return Status::ok();
+// False: the peer does not have it (yet). Then it goes by bounce slots.
+bool ShmChannel::share(const RegionTable::Entry& entry) {
+  if (!entry.segment || notes_ended_) return false;
+  if (shared_.count(entry.key) != 0) return true;
+  if (shared_.size() + forgets_.size() >= shm::kMaxSharedRegions) return false;
   shm::Note note;
   note.kind = shm::NoteKind::region;
   note.cookie[0] = ends_.cookie[0];
   note.cookie[1] = ends_.cookie[1];
-  note.key = id | kMappable;
-  note.bytes = entry->bytes;
-  Status status = shm::send_note(ends_.notes.get(), note, entry->segment->fd());
-  if (status.is_ok()) shared_.insert(id);
-  return status;
-}
-
-// The peer passes a region before it names it, so what is not known yet lies in the socket.
-Result<const Segment*> ShmChannel::peer_region(uint64_t key) {
-  auto found = peer_regions_.find(key);
-  while (found == peer_regions_.end()) {
-    Result<std::optional<shm::ReceivedNote>> received = shm::receive_note(ends_.notes.get());
-    if (!received.is_ok()) return received.status();
-    if (!received.value())
-      return Status(Code::fabric, "the peer names a region that it never passed");
-    shm::ReceivedNote& note = *received.value();
-    if (note.note.kind != shm::NoteKind::region || note.note.cookie[0] != ends_.cookie[0] ||
-        note.note.cookie[1] != ends_.cookie[1])
-      return Status(Code::fabric, "an unexpected note on the Unix socket");
-    if (note.note.bytes > kMaxKeyBytes)
-      return Status(Code::fabric, "the peer passed a region beyond all limits");
-    Result<std::shared_ptr<Segment>> segment = Segment::map(std::move(note.fd), note.note.bytes);
-    if (!segment.is_ok()) return segment.status();
-    peer_regions_[note.note.key] = segment.value();
-    found = peer_regions_.find(key);
+  note.key = entry.key;
+  note.bytes = entry.bytes;
+  const Status status = shm::send_note(ends_.notes.get(), note, entry.segment->fd());
+  if (status.is_ok()) {
+    shared_.insert(entry.key);
+    return true;
   }
-  return found->second.get();
+  if (!warned_)
+    log_warning(status.message() + "; such data takes one more copy to peer " +
+                std::to_string(peer_));
+  warned_ = true;
+  return false;
 }
 
-// ---- sending
-// -----------------------------------------------------------------------------------------------------
+void ShmChannel::forget_on_loop(const RegionTable::Entry& entry) {
+  if (shared_.erase(entry.key) == 0) return;
+  forgets_.push_back(entry.key);
+  issue_waiting();
+}
 
-bool ShmChannel::has_room() const {
-  return produced_ - out()->consumed.load(std::memory_order_acquire) < shm::kRingDescriptors;
+Status ShmChannel::take_notes() {
+  while (!notes_ended_) {
+    Result<std::optional<shm::ReceivedNote>> received = shm::receive_note(ends_.notes.get());
+    if (!received.is_ok()) {
+      // Its end is the peer's, which the control connection tells; nothing more can come here.
+      notes_ended_ = true;
+      return received.status().code() == Code::closed ? Status::ok() : received.status();
+    }
+    if (!received.value()) break;
+    Status status = take_note(std::move(*received.value()));
+    if (!status.is_ok()) return status;
+  }
+  return Status::ok();
+}
+
+Status ShmChannel::take_note(shm::ReceivedNote received) {
+  const shm::Note& note = received.note;
+  if (note.kind != shm::NoteKind::region || note.cookie[0] != ends_.cookie[0] ||
+      note.cookie[1] != ends_.cookie[1])
+    return Status(Code::fabric, "an unexpected note on the Unix socket");
+  // Those that the peer has forgotten may still be in the ring.
+  if (note.bytes > kMaxKeyBytes ||
+      peer_regions_.size() >= shm::kMaxSharedRegions + shm::kRingDescriptors)
+    return Status(Code::fabric, "the peer passed regions beyond all limits");
+  Result<std::shared_ptr<Segment>> segment = Segment::map(std::move(received.fd), note.bytes);
+  if (!segment.is_ok()) return segment.status();
+  peer_regions_[note.key] = segment.value();
+  return Status::ok();
+}
+
+const Segment* ShmChannel::peer_region(uint64_t key) {
+  auto found = peer_regions_.find(key);
+  return found == peer_regions_.end() ? nullptr : found->second.get();
+}
+
+// ---- the ring
+
+// The counter is the peer's word: it may only grow, and not beyond what we have written.
+Status ShmChannel::see_consumed() {
+  const uint64_t consumed = out()->consumed.load(std::memory_order_acquire);
+  if (consumed < seen_consumed_ || consumed > produced_)
+    return Status(Code::fabric, "malformed ring: the peer is at " + std::to_string(consumed) +
+                                    " of " + std::to_string(produced_) + " descriptors");
+  seen_consumed_ = consumed;
+  return Status::ok();
 }
 
 Descriptor* ShmChannel::next_descriptor() {
@@ -86,7 +121,7 @@ void ShmChannel::publish() {
 void ShmChannel::ring() {
   ++context_.counters->wakes;
   const uint64_t one = 1;
-  // EAGAIN would mean that the counter is full, so the peer is rung already.
+  // EAGAIN means that the counter is full, so the peer is rung already.
   ssize_t count;
   do {
     count = ::write(ends_.doorbell.get(), &one, sizeof one);
@@ -94,14 +129,15 @@ void ShmChannel::ring() {
 }
 
 bool ShmChannel::take_bounce_slot(uint32_t* slot) {
-  const uint64_t consumed = out()->consumed.load(std::memory_order_acquire);
-  while (!bounce_freed_at_.empty() && bounce_freed_at_.front() <= consumed)
+  while (!bounce_freed_at_.empty() && bounce_freed_at_.front() <= seen_consumed_)
     bounce_freed_at_.pop_front();
   if (bounce_freed_at_.size() == shm::kBounceSlots) return false;
   *slot = static_cast<uint32_t>(bounce_taken_++ % shm::kBounceSlots);
   bounce_freed_at_.push_back(produced_ + 1);
   return true;
 }
+
+// ---- posting
 
 Status ShmChannel::write(const LocalSpan* spans, size_t count, size_t bytes,
                          const RemoteRegion& target, uint32_t immediate, uint64_t id) {
@@ -110,35 +146,54 @@ Status ShmChannel::write(const LocalSpan* spans, size_t count, size_t bytes,
   operation.target = target;
   operation.immediate = immediate;
   operation.total = bytes;
+  Status status = see_consumed();
+  // A malformed counter loses the peer in the next poll(), as every loss.
+  const bool may_place =
+      status.is_ok() && fallbacks_waiting_ == 0 && fallback_until_ <= seen_consumed_;
+  const Segment* region = nullptr;
   if ((target.key & kMappable) != 0) {
-    Result<const Segment*> region = peer_region(target.key);
-    if (!region.is_ok()) return region.status();
-    if (target.address > region.value()->bytes() ||
-        bytes > region.value()->bytes() - target.address)
+    region = peer_region(target.key);
+    // The peer passes a region before it names it, so what is not known yet lies in the socket.
+    if (region == nullptr && take_notes().is_ok()) region = peer_region(target.key);
+    if (region != nullptr &&
+        (target.address > region->bytes() || bytes > region->bytes() - target.address))
       return Status(Code::invalid_argument, "a write beyond the peer's region");
-    operation.kind = Kind::placed;
-    std::byte* to = region.value()->base() + target.address;
-    for (size_t i = 0; i < count; ++i) {
-      if (spans[i].bytes > 0) std::memcpy(to, spans[i].data, spans[i].bytes);
-      to += spans[i].bytes;
-    }
-    context_.counters->copied_bytes += bytes;
+  }
+  if (region != nullptr && may_place) {
+    place(&operation, spans, count, *region);
   } else {
-    const RegionTable::Entry* ours = count == 1 ? context_.regions->holding(spans[0]) : nullptr;
-    if (ours != nullptr && ours->segment) {
-      Status status = share_on_loop(spans[0].region);
-      if (!status.is_ok()) return status;
-      operation.kind = Kind::reference;
-      operation.source_key = spans[0].region | kMappable;
-      operation.source_offset =
-          static_cast<uint64_t>(static_cast<const std::byte*>(spans[0].data) - ours->base);
-    } else {
-      operation.kind = Kind::bounced;
-      operation.spans.assign(spans, spans + count);
-    }
+    // If the peer has released the region, it refuses the write as every other fabric would.
+    operation.fallback = (target.key & kMappable) != 0;
+    choose_way(&operation, spans, count);
+    if (operation.fallback) ++fallbacks_waiting_;
   }
   operations_.push_back(std::move(operation));
-  return issue_waiting();
+  issue_waiting();
+  return Status::ok();
+}
+
+void ShmChannel::place(Operation* operation, const LocalSpan* spans, size_t count,
+                       const Segment& region) {
+  operation->kind = Kind::placed;
+  std::byte* to = region.base() + operation->target.address;
+  for (size_t i = 0; i < count; ++i) {
+    if (spans[i].bytes > 0) std::memcpy(to, spans[i].data, spans[i].bytes);
+    to += spans[i].bytes;
+  }
+  context_.counters->copied_bytes += operation->total;
+}
+
+void ShmChannel::choose_way(Operation* operation, const LocalSpan* spans, size_t count) {
+  const RegionTable::Entry* ours = count == 1 ? context_.regions->holding(spans[0]) : nullptr;
+  if (ours != nullptr && share(*ours)) {
+    operation->kind = Kind::reference;
+    operation->source_key = ours->key;
+    operation->source_offset =
+        static_cast<uint64_t>(static_cast<const std::byte*>(spans[0].data) - ours->base);
+    return;
+  }
+  operation->kind = Kind::bounced;
+  operation->spans.assign(spans, spans + count);
 }
 
 Status ShmChannel::send(const void* data, size_t bytes, uint64_t id) {
@@ -149,106 +204,117 @@ Status ShmChannel::send(const void* data, size_t bytes, uint64_t id) {
   operation.message.assign(from, from + bytes);
   operation.total = bytes;
   operations_.push_back(std::move(operation));
-  return issue_waiting();
+  issue_waiting();
+  return Status::ok();
 }
 
 Status ShmChannel::read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) {
   if ((source.key & kMappable) == 0)
     return Status(Code::unsupported, "shm reads only regions that the peer allocated");
-  Result<const Segment*> region = peer_region(source.key);
-  if (!region.is_ok()) return region.status();
-  if (source.address > region.value()->bytes() || bytes > region.value()->bytes() - source.address)
+  const Segment* region = peer_region(source.key);
+  if (region == nullptr && take_notes().is_ok()) region = peer_region(source.key);
+  if (region == nullptr)
+    return Status(Code::fabric, "a read of a region that the peer has not passed or has released");
+  if (source.address > region->bytes() || bytes > region->bytes() - source.address)
     return Status(Code::invalid_argument, "a read beyond the peer's region");
-  if (bytes > 0) std::memcpy(into, region.value()->base() + source.address, bytes);
+  if (bytes > 0) std::memcpy(into, region->base() + source.address, bytes);
   context_.counters->copied_bytes += bytes;
   Operation operation;
   operation.id = id;
   operation.issued = true;
   operations_.push_back(std::move(operation));
-  return issue_waiting();
+  issue_waiting();
+  return Status::ok();
 }
 
-Status ShmChannel::issue_waiting() {
+// ---- issuing
+
+void ShmChannel::issue_waiting() {
+  issue_forgets();
   while (next_to_issue_ < operations_.size()) {
     Operation& operation = operations_[next_to_issue_];
     if (!operation.issued && !issue(&operation)) break;
     ++next_to_issue_;
   }
-  return Status::ok();
+}
+
+// In no order with writes: no write that names the region is outstanding when it is released.
+void ShmChannel::issue_forgets() {
+  while (!forgets_.empty() && has_room()) {
+    Descriptor* descriptor = next_descriptor();
+    descriptor->kind = Kind::forget;
+    descriptor->source_key = forgets_.back();
+    forgets_.pop_back();
+    publish();
+  }
 }
 
 // False: no room now; progress_on_loop() tries again.
 bool ShmChannel::issue(Operation* operation) {
-  if (operation->kind == Kind::bounced) return issue_bounced(operation);
-  if (!has_room()) return false;
+  do {
+    if (!issue_next(operation)) return false;
+  } while (operation->issued_bytes < operation->total);
+  operation->issued = true;
+  // A referenced source is free only when the peer has copied it; all else is copied already.
+  if (operation->kind == Kind::reference) operation->consumed_at = produced_;
+  if (operation->fallback) {
+    --fallbacks_waiting_;
+    fallback_until_ = produced_;
+  }
+  return true;
+}
+
+// One descriptor of the operation.
+bool ShmChannel::issue_next(Operation* operation) {
+  const uint64_t left = operation->total - operation->issued_bytes;
+  const bool bounced = operation->kind == Kind::bounced;
+  uint64_t bytes = left;
+  if (bounced) bytes = std::min<uint64_t>(left, shm::kBounceBytes);
+  if (operation->kind == Kind::reference) bytes = std::min(left, shm::kReferenceBytes);
+  const bool large = operation->kind == Kind::message && bytes > shm::kInlineBytes;
   uint32_t slot = 0;
-  const bool large = operation->kind == Kind::message && operation->total > shm::kInlineBytes;
-  if (large && !take_bounce_slot(&slot)) return false;
+  if (!has_room() || ((bounced || large) && !take_bounce_slot(&slot))) return false;
   Descriptor* descriptor = next_descriptor();
   descriptor->kind = operation->kind;
   descriptor->immediate = operation->immediate;
-  descriptor->bytes = descriptor->total_bytes = operation->total;
+  descriptor->bytes = bytes;
   descriptor->target = operation->target;
+  descriptor->part_offset = operation->issued_bytes;
+  descriptor->total_bytes = operation->total;
   descriptor->source_key = operation->source_key;
-  descriptor->source_offset = operation->source_offset;
+  descriptor->source_offset = operation->source_offset + operation->issued_bytes;
   descriptor->slot = slot;
-  if (operation->kind == Kind::message && operation->total > 0) {
-    std::byte* to =
-        large ? ends_.outbound->base() + shm::kBounceOffset + size_t{slot} * shm::kBounceBytes
-              : descriptor->data;
-    std::memcpy(to, operation->message.data(), operation->total);
+  if (bounced) {
+    gather(*operation, outbound_slot(slot), bytes);
+    context_.counters->copied_bytes += bytes;
+  } else if (operation->kind == Kind::message && bytes > 0) {
+    std::memcpy(large ? outbound_slot(slot) : descriptor->data, operation->message.data(), bytes);
   }
+  operation->issued_bytes += bytes;
   publish();
-  operation->issued = true;
-  // A referenced source is free only when the peer has copied it; placed data and messages are
-  // copied already.
-  operation->consumed_at = operation->kind == Kind::reference ? produced_ : 0;
   return true;
 }
 
-bool ShmChannel::issue_bounced(Operation* operation) {
-  do {
-    uint32_t slot = 0;
-    if (!has_room()) return false;
-    const uint64_t bytes =
-        std::min<uint64_t>(operation->total - operation->issued_bytes, shm::kBounceBytes);
-    if (!take_bounce_slot(&slot)) return false;
-    std::byte* to = ends_.outbound->base() + shm::kBounceOffset + size_t{slot} * shm::kBounceBytes;
-    uint64_t skip = operation->issued_bytes, left = bytes;
-    for (const LocalSpan& span : operation->spans) {
-      if (skip >= span.bytes) {
-        skip -= span.bytes;
-        continue;
-      }
-      const uint64_t part = std::min<uint64_t>(span.bytes - skip, left);
-      std::memcpy(to, static_cast<const std::byte*>(span.data) + skip, part);
-      to += part;
-      left -= part;
-      skip = 0;
-      if (left == 0) break;
+void ShmChannel::gather(const Operation& operation, std::byte* to, uint64_t bytes) {
+  uint64_t skip = operation.issued_bytes;
+  for (const LocalSpan& span : operation.spans) {
+    if (bytes == 0) break;
+    if (skip >= span.bytes) {
+      skip -= span.bytes;
+      continue;
     }
-    MXRDMA_CHECK(left == 0, "the spans hold what their sum says");
-    context_.counters->copied_bytes += bytes;
-    Descriptor* descriptor = next_descriptor();
-    descriptor->kind = Kind::bounced;
-    descriptor->immediate = operation->immediate;
-    descriptor->bytes = bytes;
-    descriptor->total_bytes = operation->total;
-    descriptor->target = wire::offset_by(operation->target, operation->issued_bytes,
-                                         operation->target.bytes - operation->issued_bytes);
-    descriptor->slot = slot;
-    operation->issued_bytes += bytes;
-    descriptor->last = operation->issued_bytes == operation->total ? 1 : 0;
-    publish();
-  } while (operation->issued_bytes < operation->total);
-  operation->issued = true;
-  return true;
+    const uint64_t part = std::min<uint64_t>(span.bytes - skip, bytes);
+    std::memcpy(to, static_cast<const std::byte*>(span.data) + skip, part);
+    to += part;
+    bytes -= part;
+    skip = 0;
+  }
+  MXRDMA_CHECK(bytes == 0, "the spans hold what their sum says");
 }
 
 void ShmChannel::finish_done() {
-  const uint64_t consumed = out()->consumed.load(std::memory_order_acquire);
   while (!operations_.empty() && next_to_issue_ > 0 && operations_.front().issued &&
-         operations_.front().consumed_at <= consumed) {
+         operations_.front().consumed_at <= seen_consumed_) {
     Event event;
     event.kind = Event::Kind::done;
     event.peer = peer_;
@@ -259,149 +325,27 @@ void ShmChannel::finish_done() {
   }
 }
 
+// The consumed counter at which there is something to do for the sender again.
+uint64_t ShmChannel::wanted_consumed() const {
+  uint64_t wanted = shm::kNever;
+  if (!operations_.empty() && operations_.front().issued) wanted = operations_.front().consumed_at;
+  const bool waits_for_room = next_to_issue_ < operations_.size() || !forgets_.empty();
+  if (!waits_for_room) return wanted;
+  if (!has_room()) return std::min(wanted, produced_ - shm::kRingDescriptors + kRingRoom);
+  if (bounce_freed_at_.size() == shm::kBounceSlots)
+    return std::min(wanted, bounce_freed_at_[kSlotRoom - 1]);
+  return 0;  // room has come meanwhile
+}
+
 std::vector<uint64_t> ShmChannel::abandon_on_loop() {
+  // Before any `done(cancelled)`: from then on the memory is the caller's, and a peer that still
+  // reads it must not take it for what was written.
+  out()->withdrawn.store(1, std::memory_order_seq_cst);
   std::vector<uint64_t> ids;
   for (const Operation& operation : operations_) ids.push_back(operation.id);
   operations_.clear();
   next_to_issue_ = 0;
   return ids;
-}
-
-// ---- receiving
-// ---------------------------------------------------------------------------------------------------
-
-Status ShmChannel::progress_on_loop() {
-  if (armed_) {  // awake: no doorbells needed
-    armed_ = false;
-    in()->receiver_sleeps.store(0, std::memory_order_relaxed);
-    out()->sender_sleeps.store(0, std::memory_order_relaxed);
-  }
-  Status status = issue_waiting();
-  finish_done();
-  return status.is_ok() ? consume() : status;
-}
-
-Status ShmChannel::consume() {
-  const uint64_t produced = in()->produced.load(std::memory_order_acquire);
-  if (produced - consumed_ > shm::kRingDescriptors)
-    return Status(Code::fabric, "the peer overran its ring");
-  const auto* descriptors =
-      reinterpret_cast<const Descriptor*>(ends_.inbound->base() + shm::kRingOffset);
-  for (int budget = kBudgetDescriptors; consumed_ != produced && budget > 0; --budget) {
-    Descriptor descriptor;
-    std::memcpy(&descriptor, &descriptors[consumed_ % shm::kRingDescriptors], sizeof descriptor);
-    Status status = consume_one(descriptor);
-    if (!status.is_ok()) return status;
-    in()->consumed.store(++consumed_, std::memory_order_release);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (in()->sender_sleeps.load(std::memory_order_relaxed) != 0 &&
-        in()->sender_sleeps.exchange(0) != 0)
-      ring();
-  }
-  return Status::ok();
-}
-
-Status ShmChannel::copy_in(const Descriptor& descriptor, const std::byte* from) {
-  Result<std::byte*> target = context_.regions->target(descriptor.target, descriptor.bytes);
-  if (!target.is_ok()) return target.status();
-  if (descriptor.bytes > 0 && from != nullptr) {
-    std::memcpy(target.value(), from, descriptor.bytes);
-    context_.counters->copied_bytes += descriptor.bytes;
-  }
-  return Status::ok();
-}
-
-Status ShmChannel::consume_one(const Descriptor& descriptor) {
-  Event event;
-  event.peer = peer_;
-  event.bytes = descriptor.bytes;
-  const bool uses_slot = descriptor.kind == Kind::bounced ||
-                         (descriptor.kind == Kind::message && descriptor.bytes > shm::kInlineBytes);
-  if (uses_slot && (descriptor.slot >= shm::kBounceSlots || descriptor.bytes > shm::kBounceBytes))
-    return Status(Code::fabric, "malformed descriptor: bounce slot " +
-                                    std::to_string(descriptor.slot) + ", " +
-                                    std::to_string(descriptor.bytes) + " bytes");
-  const std::byte* slot = ends_.inbound->base() + shm::kBounceOffset +
-                          size_t{uses_slot ? descriptor.slot : 0} * shm::kBounceBytes;
-  Status status;
-  switch (descriptor.kind) {
-    case Kind::message: {
-      const std::byte* from = uses_slot ? slot : descriptor.data;
-      event.kind = Event::Kind::message;
-      event.payload.assign(from, from + descriptor.bytes);
-      ++context_.counters->messages;
-      context_.events->push_back(std::move(event));
-      return Status::ok();
-    }
-    case Kind::placed:
-      status = copy_in(descriptor, nullptr);
-      break;
-    case Kind::reference: {
-      Result<const Segment*> source = peer_region(descriptor.source_key);
-      if (!source.is_ok()) return source.status();
-      if (descriptor.source_offset > source.value()->bytes() ||
-          descriptor.bytes > source.value()->bytes() - descriptor.source_offset)
-        return Status(Code::fabric, "malformed descriptor: its source lies outside of the region");
-      status = copy_in(descriptor, source.value()->base() + descriptor.source_offset);
-      break;
-    }
-    case Kind::bounced:
-      status = copy_in(descriptor, slot);
-      partial_bytes_ += descriptor.bytes;
-      partial_region_ =
-          descriptor.last != 0 ? kNoRegion : static_cast<RegionId>(descriptor.target.key);
-      if (!status.is_ok() || descriptor.last == 0) return status;
-      event.bytes = partial_bytes_;
-      partial_bytes_ = 0;
-      break;
-    default:
-      return Status(Code::fabric, "malformed descriptor: kind " +
-                                      std::to_string(static_cast<uint32_t>(descriptor.kind)));
-  }
-  if (!status.is_ok()) return status;
-  event.kind = Event::Kind::arrived;
-  event.immediate = descriptor.immediate;
-  ++context_.counters->arrivals;
-  context_.counters->arrival_bytes += event.bytes;
-  context_.events->push_back(std::move(event));
-  return Status::ok();
-}
-
-bool ShmChannel::receiving_into(RegionId id) const {
-  return partial_region_ == id && id != kNoRegion;
-}
-
-// Nothing is ever sent on the control connection after the handshake: what comes is its end.
-Status ShmChannel::readable_on_loop() {
-  char byte;
-  const ssize_t count = recv(control_, &byte, 1, MSG_DONTWAIT);
-  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Status::ok();
-  // What the peer wrote before it went is in the ring: deliver that first.
-  Status status;
-  uint64_t before;
-  do {
-    before = consumed_;
-    status = consume();
-    if (!status.is_ok()) return status;
-  } while (consumed_ != before);
-  if (count > 0) return Status(Code::fabric, "unexpected bytes on the control connection");
-  return Status(Code::fabric, count == 0 ? "connection closed by peer"
-                                         : "control connection: " + errno_text(errno));
-}
-
-bool ShmChannel::arm_on_loop() {
-  armed_ = true;
-  in()->receiver_sleeps.store(1, std::memory_order_relaxed);
-  if (!operations_.empty()) out()->sender_sleeps.store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool received = in()->produced.load(std::memory_order_acquire) != consumed_;
-  const uint64_t consumed = out()->consumed.load(std::memory_order_acquire);
-  const bool can_finish =
-      !operations_.empty() &&
-      ((operations_.front().issued && operations_.front().consumed_at <= consumed) ||
-       (next_to_issue_ < operations_.size() && consumed != last_seen_consumed_));
-  last_seen_consumed_ = consumed;
-  return !received && !can_finish;
 }
 
 }  // namespace mxrdma::fabric

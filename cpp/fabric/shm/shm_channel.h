@@ -35,10 +35,12 @@ class ShmChannel final : public Channel {
   Status read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) override;
   bool can_read() const override { return true; }
   size_t outstanding() const override { return operations_.size(); }
-  Status share_on_loop(RegionId id) override;
+  void share_on_loop(const RegionTable::Entry& entry) override { share(entry); }
+  void forget_on_loop(const RegionTable::Entry& entry) override;
   Status progress_on_loop() override;
   Status readable_on_loop() override;
-  bool wants_writable() const override { return false; }
+  int side_fd() const override { return notes_ended_ ? -1 : ends_.notes.get(); }
+  Status side_readable_on_loop() override { return take_notes(); }
   bool arm_on_loop() override;
   bool receiving_into(RegionId id) const override;
   std::vector<uint64_t> abandon_on_loop() override;
@@ -49,8 +51,8 @@ class ShmChannel final : public Channel {
     uint64_t id = 0;
     bool issued = false;       // its last descriptor is in the ring (or it needed none)
     uint64_t consumed_at = 0;  // done when the peer's consumed counter has reached this
-    // What is left to be issued: by reference, bounced, or a message.
     shm::Kind kind = shm::Kind::bounced;
+    bool fallback = false;  // bounced into memory that could be mapped if we had it
     std::vector<LocalSpan> spans;
     std::vector<std::byte> message;
     RemoteRegion target;
@@ -58,42 +60,77 @@ class ShmChannel final : public Channel {
     uint64_t total = 0, issued_bytes = 0;
     uint64_t source_key = 0, source_offset = 0;
   };
+  // Of the peer: a write that is not complete.
+  struct Partial {
+    bool active = false;
+    shm::Descriptor first{};
+    uint64_t received = 0;
+  };
 
-  Status issue_waiting();
+  // ---- sending
+  void place(Operation* operation, const LocalSpan* spans, size_t count, const Segment& region);
+  void choose_way(Operation* operation, const LocalSpan* spans, size_t count);
+  Status see_consumed();
+  void issue_waiting();
+  void issue_forgets();
   bool issue(Operation* operation);
-  bool issue_bounced(Operation* operation);
-  bool has_room() const;
+  bool issue_next(Operation* operation);
+  void gather(const Operation& operation, std::byte* to, uint64_t bytes);
+  bool has_room() const { return produced_ - seen_consumed_ < shm::kRingDescriptors; }
   bool take_bounce_slot(uint32_t* slot);
   shm::Descriptor* next_descriptor();
   void publish();
+  void ring();
   void finish_done();
+  uint64_t wanted_consumed() const;
+
+  // ---- receiving
   Status consume();
   Status consume_one(const shm::Descriptor& descriptor);
-  Status copy_in(const shm::Descriptor& descriptor, const std::byte* from);
-  Result<const Segment*> peer_region(uint64_t key);
-  void ring();
+  Status consume_write(const shm::Descriptor& descriptor);
+  Status move_in(const shm::Descriptor& descriptor, std::byte* to);
+  void deliver_message(const shm::Descriptor& descriptor);
+
+  // ---- regions
+  bool share(const RegionTable::Entry& entry);
+  Status take_notes();
+  Status take_note(shm::ReceivedNote note);
+  const Segment* peer_region(uint64_t key);
 
   shm::Control* out() const { return reinterpret_cast<shm::Control*>(ends_.outbound->base()); }
   shm::Control* in() const { return reinterpret_cast<shm::Control*>(ends_.inbound->base()); }
+  const std::byte* inbound_slot(uint32_t slot) const {
+    return ends_.inbound->base() + shm::kBounceOffset + size_t{slot} * shm::kBounceBytes;
+  }
+  std::byte* outbound_slot(uint32_t slot) const {
+    return ends_.outbound->base() + shm::kBounceOffset + size_t{slot} * shm::kBounceBytes;
+  }
 
   int control_;
   ShmEnds ends_;
   ChannelContext context_;
   PeerId peer_;
+  bool armed_ = false;
 
   std::deque<Operation> operations_;  // posting order; the front is the oldest without `done`
   size_t next_to_issue_ = 0;          // index into operations_
   uint64_t produced_ = 0;
-  uint64_t bounce_taken_ = 0;  // slots ever taken; slot = count % kBounceSlots
-  std::deque<uint64_t>
-      bounce_freed_at_;  // consumed counter at which the oldest taken slots are free again
-  bool armed_ = false;
-  uint64_t last_seen_consumed_ = 0;      // of the outbound ring, at the last arm
-  uint64_t consumed_ = 0;                // of the inbound ring
-  RegionId partial_region_ = kNoRegion;  // of a bounced write that is not complete
-  uint64_t partial_bytes_ = 0;
-  std::unordered_set<RegionId> shared_;  // our regions that the peer has
+  uint64_t seen_consumed_ = 0;  // checked copy of out()->consumed
+  uint64_t bounce_taken_ = 0;   // slots ever taken; slot = count % kBounceSlots
+  // The consumed counter at which each taken slot is free again, oldest first.
+  std::deque<uint64_t> bounce_freed_at_;
+  std::vector<uint64_t> forgets_;  // keys, to be issued
+  // Nothing may be placed before the peer has taken what was bounced into the same kind of memory:
+  // it would be overwritten by older data.
+  size_t fallbacks_waiting_ = 0;
+  uint64_t fallback_until_ = 0;
+
+  uint64_t consumed_ = 0;  // of the inbound ring
+  Partial partial_;
+
+  std::unordered_set<uint64_t> shared_;  // keys of our regions that the peer has
   std::unordered_map<uint64_t, std::shared_ptr<Segment>> peer_regions_;  // by key
+  bool notes_ended_ = false, warned_ = false;
 };
 
 }  // namespace mxrdma::fabric

@@ -14,7 +14,9 @@ constexpr size_t kBufferBytes = 64 * 1024;
 constexpr size_t kDirectBytes = 16 * 1024;
 constexpr size_t kMaxVector = 256;
 // One peer's share of one poll, so that others get their turn.
-constexpr size_t kBudgetBytes = 2u << 20;
+constexpr size_t kBudgetBytes = 1u << 20;
+// More than a socket's buffers hold, in turns of kBufferBytes.
+constexpr int kLastTurns = 1024;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
@@ -24,7 +26,6 @@ TcpChannel::TcpChannel(int fd, const ChannelContext& context, PeerId peer)
     : fd_(fd), context_(context), peer_(peer), buffer_(kBufferBytes) {}
 
 // ---- sending
-// -----------------------------------------------------------------------------------------------------
 
 Status TcpChannel::write(const LocalSpan* spans, size_t count, size_t bytes,
                          const RemoteRegion& target, uint32_t immediate, uint64_t id) {
@@ -57,10 +58,16 @@ Status TcpChannel::read(const RemoteRegion&, void*, size_t, uint64_t) {
   return Status(Code::unsupported, "tcp has no one-sided read");
 }
 
-Status TcpChannel::progress_on_loop() { return queue_.empty() ? Status::ok() : flush(); }
+Status TcpChannel::progress_on_loop() {
+  return queue_.empty() || blocked_ ? Status::ok() : flush();
+}
+
+Status TcpChannel::writable_on_loop() {
+  blocked_ = false;
+  return progress_on_loop();
+}
 
 Status TcpChannel::flush() {
-  blocked_ = false;
   for (size_t budget = kBudgetBytes; !queue_.empty() && budget > 0;) {
     iovec vector[kMaxVector];
     size_t used = 0, total = 0;
@@ -89,12 +96,22 @@ Status TcpChannel::flush() {
         blocked_ = true;
         return Status::ok();
       }
-      return Status(Code::fabric, "sending: " + errno_text(errno));
+      return last_words(Status(Code::fabric, "sending: " + errno_text(errno)));
     }
     sent(static_cast<size_t>(count));
     budget -= std::min(budget, static_cast<size_t>(count));
   }
   return Status::ok();
+}
+
+// The peer takes no more, but what it sent before it went is still to be heard.
+Status TcpChannel::last_words(const Status& reason) {
+  bool again = true;
+  for (int turns = 0; again && turns < kLastTurns; ++turns) {
+    Status status = receive(&again);
+    if (!status.is_ok()) return status;
+  }
+  return reason;
 }
 
 void TcpChannel::sent(size_t bytes) {
@@ -123,15 +140,12 @@ std::vector<uint64_t> TcpChannel::abandon_on_loop() {
 }
 
 // ---- receiving
-// ---------------------------------------------------------------------------------------------------
 
 Status TcpChannel::readable_on_loop() {
-  const uint64_t before = context_.counters->arrival_bytes;
-  bool again = true;
-  for (int turns = 0; again && turns < 64; ++turns) {
+  const uint64_t end = taken_ + kBudgetBytes;
+  for (bool again = true; again && taken_ < end;) {
     Status status = receive(&again);
     if (!status.is_ok()) return status;
-    if (context_.counters->arrival_bytes - before > kBudgetBytes) break;
   }
   return Status::ok();
 }
@@ -145,13 +159,17 @@ Status TcpChannel::receive(bool* again) {
     begin_ = 0;
   }
   iovec vector[2];
-  size_t used = 0, direct = 0;
+  size_t used = 0, direct = 0, room = 0;
   if (frame_left() > kDirectBytes && begin_ == end_) {
-    direct = frame_left();
+    direct = std::min<uint64_t>(frame_left(), kBudgetBytes);
     std::byte* base = target_ != nullptr ? target_ : message_.data();
     vector[used++] = {base + received_, direct};
+    room = direct;
   }
-  vector[used++] = {buffer_.data() + end_, buffer_.size() - end_};
+  if (direct == frame_left() || direct == 0) {
+    vector[used++] = {buffer_.data() + end_, buffer_.size() - end_};
+    room += buffer_.size() - end_;
+  }
   msghdr message{};
   message.msg_iov = vector;
   message.msg_iovlen = used;
@@ -162,8 +180,9 @@ Status TcpChannel::receive(bool* again) {
     return *again || would_block(errno) ? Status::ok()
                                         : Status(Code::fabric, "receiving: " + errno_text(errno));
   }
-  size_t bytes = static_cast<size_t>(count);
-  *again = bytes == direct + buffer_.size() - end_ || bytes == direct;
+  const size_t bytes = static_cast<size_t>(count);
+  taken_ += bytes;
+  *again = bytes == room;  // there may be more
   const size_t placed = std::min(bytes, direct);
   received_ += placed;
   end_ += bytes - placed;

@@ -23,9 +23,9 @@ class TcpChannel final : public Channel {
   Status read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) override;
   bool can_read() const override { return false; }
   size_t outstanding() const override { return queue_.size(); }
-  Status share_on_loop(RegionId) override { return Status::ok(); }
   Status progress_on_loop() override;
   Status readable_on_loop() override;
+  Status writable_on_loop() override;
   bool wants_writable() const override { return blocked_; }
   bool arm_on_loop() override { return queue_.empty() || blocked_; }
   bool receiving_into(RegionId id) const override {
@@ -44,6 +44,7 @@ class TcpChannel final : public Channel {
   };
 
   Status flush();
+  Status last_words(const Status& reason);
   void sent(size_t bytes);
   Status receive(bool* again);
   Status consume_buffer();
@@ -65,6 +66,7 @@ class TcpChannel final : public Channel {
   std::byte* target_ = nullptr;  // of a write
   std::vector<std::byte> message_;
   uint64_t received_ = 0;
+  uint64_t taken_ = 0;  // bytes from the socket, ever
 };
 
 }  // namespace mxrdma::fabric
