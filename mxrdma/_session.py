@@ -4,7 +4,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -21,9 +20,6 @@ from mxrdma.optimizer import LiveOptimizer
 FORK_DRAIN_MS = 31 * 60 * 1000
 # Results that the script did not wait for are not needed by it, but others need our gradients: time to send them.
 EXIT_DRAIN_MS = 60 * 1000
-
-# Who ends because another node has failed waits so long, so that a launcher sees the first failure, and its code, first.
-SECOND_TO_END_S = 1.0
 
 _NO_HYPER = _core.Hyper(0.0, 0.0, 1.0, 0)
 _session: Optional["Session"] = None
@@ -152,9 +148,6 @@ class Session:
             self.fail(f"the script ended with exit code {self.exit_code}")
         elif not self.uncaught:
             self._finish_well()
-        failure = self.worker.failure()
-        if failure is not None and failure[0] in ("worker_lost", "server_lost", "scheduler_lost"):
-            time.sleep(SECOND_TO_END_S)
         try:
             self.worker.leave()
         except Exception as error:

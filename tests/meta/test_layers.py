@@ -24,7 +24,7 @@ ALLOWED = {
 PRIVATE_FABRICS = ("fabric/tcp/", "fabric/shm/", "fabric/verbs/", "fabric/bootstrap/")
 
 # Only these Python files may import mxnet; the rest of the package works without it.
-MAY_IMPORT_MXNET = {"kvstore.py", "optimizer.py", "_arrays.py", "_lifecycle.py"}
+MAY_IMPORT_MXNET = {"kvstore.py", "optimizer.py", "_arrays.py", "_session.py", "_lifecycle.py"}
 MAY_READ_ENVIRONMENT = {"config.py"}
 
 
