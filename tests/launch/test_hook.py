@@ -231,8 +231,8 @@ def test_an_installed_mxrdma_registers_itself_and_goes_without_a_trace(venv, tmp
     folder = venv(kind)
     borrow(folder)
     source = tmp_path / "source"
-    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT).decode().split("\0")
-    for name in filter(None, listed):
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in filter(None, subprocess.check_output(listing, cwd=ROOT).decode().split("\0")):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
