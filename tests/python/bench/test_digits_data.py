@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 
-import digits_data  # noqa: E402
+import digits_data
 
 
 def idx(array, code=0x08):
@@ -87,7 +87,7 @@ def test_the_split_of_the_bundled_digits_follows_the_seed():
     (train, train_labels), (test, test_labels) = digits_data.load_digits(7)
     assert train.shape == (1438, 1, 8, 8) and test.shape == (359, 1, 8, 8)
     assert len(train_labels) == 1438 and len(test_labels) == 359
-    assert 0 <= train.min() and train.max() == 1
+    assert train.min() >= 0 and train.max() == 1
     again = digits_data.load_digits(7)
     np.testing.assert_array_equal(again[1][0], test)
     assert not np.array_equal(digits_data.load_digits(8)[1][0], test)
