@@ -78,9 +78,13 @@ def test_a_reader_that_does_not_read_loses_nothing(trace, tmp_path):
 
 
 def test_signals_are_heard_while_nobody_reads(trace):
-    script = "while True: print('x' * 1000)"
+    script = "import os\nwhile True: os.write(1, b'x' * 65535 + b'\\n')"
     launcher = jobs.start("-n", "2", "-s", "1", *jobs.python(script), env=trace.environment)
-    time.sleep(2)
+    assert select.select([launcher.stdout], [], [], jobs.LIMIT_S)[0]
+    time.sleep(3)  # our pipe, the launcher's buffer and the workers' pipes are full by now
+    with open(f"/proc/{launcher.pid}/status", encoding="ascii") as file:
+        peak_kib = int(re.search(r"VmHWM:\s*(\d+) kB", file.read()).group(1))
+    assert peak_kib < 60 << 10, "what nobody reads is kept in memory"
     launcher.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 10
     while launcher.poll() is None and time.monotonic() < deadline:
