@@ -24,7 +24,8 @@ from mxrdma.launch.plan import Plan, Process
 
 LISTEN_S = 60.0  # for the scheduler to bind its port: on a loaded machine Python alone takes seconds
 VERDICT_S = 2.0
-GRACE_S = 3.0  # for workers to save what they want to save
+TEARDOWN_S = 2.0  # more, once, for the one that is known to have failed first: MXNet's end takes seconds under load
+GRACE_S = 2.0  # for workers to save what they want to save
 TERM_S = 1.5  # for everything after TERM
 KILL_S = 2.0  # for the kernel to be done with what was killed
 SUCCESS_S = 5.0  # for the servers to say goodbye after the last worker
@@ -300,8 +301,12 @@ class Supervisor:
                 return child
         return first
 
-    def _fail(self) -> None:
+    def _fail(self, may_wait: bool = True) -> None:
         if self._ending:
+            return
+        awaited = self._named is not None and all(child.name != self._named for child in self._failures)
+        if may_wait and awaited and any(child.name == self._named for child in self._children.values()):
+            self._after(TEARDOWN_S, lambda: self._fail(may_wait=False))
             return
         culprit = self._culprit()
         code = culprit.code or 0
