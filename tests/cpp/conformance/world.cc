@@ -100,6 +100,7 @@ void Endpoint::check(const Event& event) {
     EXPECT_TRUE(peer.done.emplace(event.id, event.status).second) << "done twice: " << event.id;
     peer.done_order.push_back(event.id);
     EXPECT_FALSE(peer.lost && event.status.is_ok()) << "success after lost";
+    EXPECT_TRUE(event.status.is_ok() || peer.lost || peer.closed) << "failure before lost";
     return;
   }
   EXPECT_FALSE(peer.closed) << "an event other than done after close()";

@@ -187,5 +187,67 @@ TEST(Cluster, AKilledSchedulerIsNamedByAll) {
   for_each_seed(300, [](uint64_t seed) { kill_one(seed, 0); });
 }
 
+// A connection breaks while both of its ends live on: whoever is blamed, all are told and all end.
+TEST(Cluster, ABrokenConnectionEndsTheWholeJob) {
+  for_each_seed(300, [](uint64_t seed) {
+    Random random(seed);
+    ClusterConfig config = random_config(seed, &random);
+    config.plans.resize(1 + config.servers + config.workers);
+    fabric::FaultPlan& plan = config.plans[1 + random.below(config.servers + config.workers)];
+    plan.seed = seed;
+    plan.break_after_operations = random.below(120);
+    Cluster cluster(config);
+    int64_t broken_at_ms = -1;
+    const bool ended = cluster.run(limit_without_faults_ms(config) + kLossLimitMs, [&] {
+      for (const Process* process : cluster.all())
+        if (broken_at_ms < 0 && process->faulty().broke()) broken_at_ms = cluster.elapsed_ms();
+    });
+    SCOPED_TRACE(plan.to_string());
+    // A break before a node's book came leaves it joining until that limit.
+    ASSERT_TRUE(ended) << cluster.describe();
+    if (broken_at_ms >= 0) {
+      EXPECT_LE(cluster.elapsed_ms() - broken_at_ms, kLossLimitMs) << cluster.describe();
+    }
+    const std::vector<Code> losses = {Code::worker_lost, Code::server_lost, Code::scheduler_lost};
+    expect_failure_is_told(&cluster, "", losses);
+  });
+}
+
+// A node falls silent. The others hear it from the scheduler once its heartbeats are missing.
+TEST(Cluster, ASilentNodeIsNamedByTheOthers) {
+  for_each_seed(200, [](uint64_t seed) {
+    Random random(seed);
+    ClusterConfig config = random_config(seed, &random);
+    config.script.slow_ms = 50;
+    Cluster cluster(config);
+    const bool is_server = random.one_in(2);
+    Process* victim = is_server
+                          ? static_cast<Process*>(cluster.servers()[random.below(config.servers)])
+                          : cluster.workers()[random.below(config.workers)];
+    const int64_t silent_at_ms = static_cast<int64_t>(random.between(1, 500));
+    bool silent = false;
+    const int64_t limit_ms = silent_at_ms + kHeartbeatTimeoutMs + kLossLimitMs +
+                             2 * kHeartbeatIntervalMs + limit_without_faults_ms(config);
+    cluster.run(limit_ms, [&] {
+      if (silent || cluster.elapsed_ms() < silent_at_ms || victim->exited()) return;
+      for (const WorkerProcess* worker : cluster.workers())
+        if (!worker->core().joined()) return;
+      silent = true;
+      cluster.network().isolate(victim->endpoint());
+    });
+    if (!silent) return;
+    for (WorkerProcess* worker : cluster.workers()) {
+      if (worker == victim || worker->succeeded()) continue;
+      EXPECT_TRUE(worker->exited()) << cluster.describe();
+      EXPECT_EQ(worker->wrong(), "");
+      EXPECT_EQ(worker->core().failure().code(), is_server ? Code::server_lost : Code::worker_lost)
+          << cluster.describe();
+    }
+    for (ServerProcess* server : cluster.servers())
+      EXPECT_TRUE(server == victim || server->exited()) << cluster.describe();
+    EXPECT_TRUE(cluster.scheduler()->exited()) << cluster.describe();
+  });
+}
+
 }  // namespace
 }  // namespace mxrdma::node
