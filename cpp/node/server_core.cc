@@ -112,18 +112,29 @@ void ServerCore::on_book() {
 void ServerCore::on_gone(const wire::NodeGone& gone) {
   const std::string who = membership_.name_of(gone.role, gone.rank);
   if (gone.role == wire::Role::worker && gone.how == wire::GoneHow::left) {
-    const Status why(Code::worker_left, who + " has left the job");
-    for (size_t part = 0; runner_ && part < runner_->parts(); ++part)
-      runner_->run_part(part,
-                        [rank = gone.rank, why](store::Store* store, store::Effects* effects) {
-                          store->worker_gone(rank, why, effects);
-                        });
+    // Its last pushes may still lie in its connection, which the scheduler's word overtakes: they
+    // count, so its end here is that of the connection.
+    WorkerLink* link = link_of_rank(gone.rank);
+    if (link && link->outbox)
+      link->leave_deadline_ms = clock_->now_ms() + kLeaveTimeoutMs;
+    else
+      on_left(gone.rank);
     return;
   }
   if (gone.how == wire::GoneHow::left) return;  // another server at the end of the job
   const Code code = gone.role == wire::Role::worker ? Code::worker_lost : Code::server_lost;
   end(Status(
       code, who + (gone.how == wire::GoneHow::failed ? " failed: " : " was lost: ") + gone.reason));
+}
+
+void ServerCore::on_left(uint32_t rank) {
+  if (!runner_ || rank >= membership_.book().config.workers) return;
+  const Status why(Code::worker_left,
+                   membership_.name_of(wire::Role::worker, rank) + " has left the job");
+  for (size_t part = 0; part < runner_->parts(); ++part)
+    runner_->run_part(part, [rank, why](store::Store* store, store::Effects* effects) {
+      store->worker_gone(rank, why, effects);
+    });
 }
 
 void ServerCore::acknowledge(uint64_t sequence, const Status& status) {
@@ -408,6 +419,7 @@ void ServerCore::on_lost(WorkerLink* link, const Status& why) {
     });
   }
   link->outbox.reset();
+  if (link->leave_deadline_ms >= 0) on_left(link->rank);
 }
 
 void ServerCore::drop(WorkerLink* link, const Status& why) {
@@ -538,6 +550,12 @@ void ServerCore::tick_on_loop() {
   membership_.tick_on_loop(&notices);
   on_notices(notices);
   const int64_t now_ms = clock_->now_ms();
+  for (auto& entry : links_) {
+    WorkerLink* link = entry.second.get();
+    if (!link->outbox || link->leave_deadline_ms < 0 || now_ms < link->leave_deadline_ms) continue;
+    link->leave_deadline_ms = -1;  // it has left, but its connection does not end
+    on_left(link->rank);
+  }
   if (runner_ && now_ms >= next_watch_ms_) {
     next_watch_ms_ = now_ms + kWatchIntervalMs;
     watch_rounds();

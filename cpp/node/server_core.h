@@ -53,7 +53,8 @@ class ServerCore {
     fabric::Region ring;
     std::vector<uint32_t> records_pending;  // by slot
     uint32_t busy_slots = 0;
-    int64_t full_since_ms = -1;  // all slots are busy
+    int64_t full_since_ms = -1;      // all slots are busy
+    int64_t leave_deadline_ms = -1;  // it has left the job; its connection ends until then
     std::unique_ptr<Outbox> outbox;
     wire::Assembler assembler;
     wire::Credits credits;  // gathered until settle
@@ -63,6 +64,7 @@ class ServerCore {
   void end(const Status& status);
   void on_notices(const std::vector<Membership::Notice>& notices);
   void on_gone(const wire::NodeGone& gone);
+  void on_left(uint32_t rank);
   void on_book();
   void on_place_keys(const wire::PlaceKeys& place);
   void on_set_optimizer(const wire::SetOptimizer& set);

@@ -73,14 +73,18 @@ Status ServerLink::post_one() {
   size_t span_count = 0, total = sizeof(wire::SlotHeader), header_used = sizeof(wire::SlotHeader);
   uint32_t records = 0;
   std::byte* span_start = state.headers.data();
+  // Taken from the queue only once the fabric has accepted the message.
+  std::vector<std::pair<decltype(waiting_)::iterator, uint32_t>> taken;
 
   for (auto next = waiting_.begin(); next != waiting_.end() && records < kMaxRecordsPerSlot;) {
-    Item& item = next->second;
-    const store::Slice& part = item.push->key->slices[item.next];
+    const Item& item = next->second;
+    const bool again = !taken.empty() && taken.back().first == next;
+    const uint32_t slice = again ? taken.back().second : item.next;
+    const store::Slice& part = item.push->key->slices[slice];
     const size_t padding = wire::padded(total) - total;  // behind the payload before
     if (total + padding + sizeof(wire::PushRecord) + part.bytes > slot_bytes_) break;
     std::memset(state.headers.data() + header_used, 0, padding);
-    put_record(state.headers.data() + header_used + padding, *item.push, item.next);
+    put_record(state.headers.data() + header_used + padding, *item.push, slice);
     header_used += padding + sizeof(wire::PushRecord);
     std::byte* const header_end = state.headers.data() + header_used;
     spans[span_count++] =
@@ -91,7 +95,11 @@ Status ServerLink::post_one() {
     total += padding + sizeof(wire::PushRecord) + part.bytes;
     state.pushes.push_back(item.push);
     ++records;
-    if (++item.next == item.end) next = waiting_.erase(next);
+    if (again)
+      ++taken.back().second;
+    else
+      taken.emplace_back(next, slice + 1);
+    if (taken.back().second == item.end) ++next;
   }
   MXRDMA_CHECK(records > 0, "a slice is larger than a slot");
 
@@ -105,8 +113,15 @@ Status ServerLink::post_one() {
   Status status = fabric_->write(peer_, spans, span_count,
                                  wire::offset_by(ring_, uint64_t{slot} * slot_bytes_, slot_bytes_),
                                  slot, slot + 1);
-  MXRDMA_CHECK(status.code() != Code::busy, "the fabric's bound is above ours");
-  if (!status.is_ok()) return status;
+  if (!status.is_ok()) {
+    // Busy: requests fill the connection; their `done`s pump again.
+    state.pushes.clear();
+    return status;
+  }
+  for (const auto& entry : taken) {
+    entry.first->second.next = entry.second;
+    if (entry.second == entry.first->second.end) waiting_.erase(entry.first);
+  }
   free_.pop_back();
   state.in_use = true;
   ++posted_;
@@ -128,6 +143,7 @@ Status ServerLink::pump_on_loop() {
       break;
     }
     status = post_one();
+    if (status.code() == Code::busy) return Status::ok();
   }
   return status;
 }

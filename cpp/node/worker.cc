@@ -23,6 +23,7 @@ namespace {
 
 constexpr int kInterruptPollMs = 100;
 constexpr int kLoopTickMs = 200;
+constexpr std::chrono::milliseconds kCompletePoll{1};
 
 // A result that one thread waits for and the progress thread gives. Shared, so that a waiter may
 // give up.
@@ -35,6 +36,7 @@ struct Slot {
 
   void give(T result) {
     std::lock_guard<std::mutex> lock(mutex);
+    if (given) return;  // the first word counts
     value = std::move(result);
     given = true;
     given_condition.notify_all();
@@ -178,6 +180,7 @@ struct Worker::Implementation {
 
   Result<Ticket> open(const std::function<Command(Ticket, Completion)>& make, Completion done);
   Result<wire::Release> enter(wire::Enter enter, const Interrupt& interrupt);
+  Status complete(const Interrupt& interrupt);
 };
 
 Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(options)) {}
@@ -283,6 +286,27 @@ Result<std::vector<uint32_t>> Worker::register_keys(const std::vector<wire::KeyR
   return ids;
 }
 
+// Waits until the rounds of all operations are complete. That is more than drain(): the memory of a
+// push is free as soon as it has left.
+Status Worker::Implementation::complete(const Interrupt& interrupt) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(kRoundTimeoutMs);
+  Status status = check_process();
+  while (status.is_ok()) {
+    auto slot = std::make_shared<Slot<std::string>>();
+    post([slot](WorkerCore* core) { slot->give(core->describe_outstanding()); }, true);
+    Status interrupted;
+    if (!slot->wait(interrupt, &interrupted)) return interrupted;
+    if (slot->value.empty()) return failure();
+    if (std::chrono::steady_clock::now() >= deadline)
+      return Status(Code::round_timeout, "not complete after " + std::to_string(kRoundTimeoutMs) +
+                                             " ms: " + slot->value);
+    std::this_thread::sleep_for(kCompletePoll);
+    status = interrupt ? interrupt() : Status::ok();
+  }
+  return status;
+}
+
 Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt) {
   Implementation& self = *implementation_;
   // The rest of the message needs some room too.
@@ -292,7 +316,7 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
                                               " bytes; at most " +
                                               std::to_string(kMaxBlobBytes - kMaxMessageBytes) +
                                               " can be sent to the servers. Does it hold data?");
-  Status status = drain(kRoundTimeoutMs, interrupt);
+  Status status = self.complete(interrupt);
   if (!status.is_ok()) return status;
   // Keys that would have to move to one server each are read before the servers drop them. Nobody
   // can complete a round meanwhile: that takes our push, and all of ours are complete.

@@ -175,7 +175,11 @@ void WorkerCore::on_server_message(ServerLink* link, const wire::Message& messag
   Status status;
   if (const auto* credits = std::get_if<wire::Credits>(&message)) {
     status = link->credits_on_loop(*credits);
-    if (status.is_ok()) status = link->pump_on_loop();
+    if (status.is_ok()) {
+      // A connection that is going down: the scheduler names who was lost.
+      Status pumped = link->pump_on_loop();
+      if (!pumped.is_ok()) return fail_link(*link, pumped);
+    }
   } else if (const auto* done = std::get_if<wire::RoundDone>(&message)) {
     on_round_done(*done);
   } else if (const auto* ring = std::get_if<wire::RingInfo>(&message)) {
@@ -195,7 +199,7 @@ void WorkerCore::on_server_message(ServerLink* link, const wire::Message& messag
 
 void WorkerCore::on_round_done(const wire::RoundDone& done) {
   for (const wire::RoundDone::Item& item : done.items) {
-    if (item.key >= keys_.size()) continue;
+    if (item.key >= keys_.size() || !keys_[item.key]) continue;
     KeyState* key = keys_[item.key].get();
     for (Operation* operation : key->queue) {
       if (operation->type != Type::push || operation->round != item.round || !operation->started)
@@ -227,8 +231,14 @@ void WorkerCore::on_arrived(const Event& event) {
     break;
   }
   finish(pull, Status::ok());
-  for (Operation* operation : std::deque<Operation*>(key->queue))
-    if (operation->type == Type::push && operation->push_complete()) push_progress(operation);
+  // push_progress may end other operations of the key, so it is looked at anew each time.
+  while (failure_.is_ok()) {
+    auto complete = std::find_if(key->queue.begin(), key->queue.end(), [](Operation* operation) {
+      return operation->type == Type::push && operation->push_complete();
+    });
+    if (complete == key->queue.end()) break;
+    push_progress(*complete);
+  }
   advance(key);
 }
 
@@ -346,7 +356,9 @@ void WorkerCore::abandon_on_loop(Ticket ticket, const Status& why) {
     // The other workers wait for it.
     fail_on_loop(why.with_context(what), true);
   } else {
+    KeyState* key = operation->key;
     finish(operation, why.with_context(what));
+    advance(key);  // pushes behind it have waited for its request
   }
 }
 
@@ -475,7 +487,7 @@ void WorkerCore::enter_on_loop(wire::Enter enter, Released released) {
   enter.sequence = next_sequence_++;
   collectives_[enter.sequence] = std::move(released);
   Status status = membership_.send_on_loop(enter);
-  if (!status.is_ok()) fail_on_loop(status, false);
+  if (!status.is_ok()) fail_on_loop(Status(Code::scheduler_lost, status.message()), false);
 }
 
 void WorkerCore::adopt(const wire::KeySpec& spec) {
