@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "fabric/copy.h"
 
 namespace mxrdma::fabric {
 
@@ -177,7 +178,7 @@ void ShmChannel::place(Operation* operation, const LocalSpan* spans, size_t coun
   operation->kind = Kind::placed;
   std::byte* to = region.base() + operation->target.address;
   for (size_t i = 0; i < count; ++i) {
-    if (spans[i].bytes > 0) std::memcpy(to, spans[i].data, spans[i].bytes);
+    copy_bytes(to, static_cast<const std::byte*>(spans[i].data), spans[i].bytes);
     to += spans[i].bytes;
   }
   context_.counters->copied_bytes += operation->total;
@@ -217,7 +218,7 @@ Status ShmChannel::read(const RemoteRegion& source, void* into, size_t bytes, ui
     return Status(Code::fabric, "a read of a region that the peer has not passed or has released");
   if (source.address > region->bytes() || bytes > region->bytes() - source.address)
     return Status(Code::invalid_argument, "a read beyond the peer's region");
-  if (bytes > 0) std::memcpy(into, region->base() + source.address, bytes);
+  copy_bytes(static_cast<std::byte*>(into), region->base() + source.address, bytes);
   context_.counters->copied_bytes += bytes;
   Operation operation;
   operation.id = id;
@@ -304,7 +305,7 @@ void ShmChannel::gather(const Operation& operation, std::byte* to, uint64_t byte
       continue;
     }
     const uint64_t part = std::min<uint64_t>(span.bytes - skip, bytes);
-    std::memcpy(to, static_cast<const std::byte*>(span.data) + skip, part);
+    copy_bytes(to, static_cast<const std::byte*>(span.data) + skip, part);
     to += part;
     bytes -= part;
     skip = 0;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "fabric/copy.h"
 #include "fabric/shm/shm_channel.h"
 
 namespace mxrdma::fabric {
@@ -120,7 +121,7 @@ Status ShmChannel::move_in(const Descriptor& descriptor, std::byte* to) {
     return (descriptor.target.key & kMappable) != 0 ? Status::ok()
                                                     : malformed("placed into private memory");
   if (descriptor.kind == Kind::bounced) {
-    std::memcpy(to, inbound_slot(descriptor.slot), descriptor.bytes);
+    copy_bytes(to, inbound_slot(descriptor.slot), descriptor.bytes);
     context_.counters->copied_bytes += descriptor.bytes;
     return Status::ok();
   }
@@ -131,8 +132,7 @@ Status ShmChannel::move_in(const Descriptor& descriptor, std::byte* to) {
   if (descriptor.source_offset > source->bytes() ||
       descriptor.bytes > source->bytes() - descriptor.source_offset)
     return malformed("its source lies outside of the region");
-  if (descriptor.bytes > 0)
-    std::memcpy(to, source->base() + descriptor.source_offset, descriptor.bytes);
+  copy_bytes(to, source->base() + descriptor.source_offset, descriptor.bytes);
   context_.counters->copied_bytes += descriptor.bytes;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (in()->withdrawn.load(std::memory_order_relaxed) != 0)

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "fabric/copy.h"
+
 namespace mxrdma::fabric {
 namespace {
 
@@ -200,7 +202,7 @@ Status TcpChannel::consume_buffer() {
     const size_t take = std::min<uint64_t>(frame_left(), end_ - begin_);
     if (take > 0) {
       std::byte* base = target_ != nullptr ? target_ : message_.data();
-      std::memcpy(base + received_, buffer_.data() + begin_, take);
+      copy_bytes(base + received_, buffer_.data() + begin_, take);
       context_.counters->copied_bytes += take;
       begin_ += take;
       received_ += take;
