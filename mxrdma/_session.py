@@ -18,8 +18,8 @@ from mxrdma.optimizer import LiveOptimizer
 
 # Every operation ends within the round time-out (30 minutes by default) by itself; these limits are backstops.
 FORK_DRAIN_MS = 31 * 60 * 1000
-# Results that the script did not wait for are not needed by it, but others need our gradients: time to send them.
-EXIT_DRAIN_MS = 60 * 1000
+# A script may end right after its last step while another rank is still on its way there: that is no failure.
+EXIT_DRAIN_MS = FORK_DRAIN_MS
 
 _NO_HYPER = _core.Hyper(0.0, 0.0, 1.0, 0)
 _session: Optional["Session"] = None

@@ -183,6 +183,8 @@ class RdmaKVStore(KVStore):
 
     def _set_updater(self, updater: Any) -> None:
         """Runs updater(key, received, stored) on the servers for each complete round. All workers must call it."""
+        if not callable(updater):
+            raise InvalidArgument(f"an updater must be callable as updater(key, received, stored), not {updater!r}")
         if isinstance(updater, mx.optimizer.Updater):
             self.set_optimizer(updater.optimizer)
         else:

@@ -207,6 +207,7 @@ void ServerCore::install_optimizer(const wire::SetOptimizer& set,
     size_t left = 0;
     Status first;
   };
+  if (updater) runner_->use_threads_on_loop();
   auto progress = std::make_shared<Progress>();
   progress->left = runner_->parts();
   for (size_t part = 0; part < runner_->parts(); ++part)

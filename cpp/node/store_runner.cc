@@ -11,13 +11,21 @@ namespace mxrdma::node {
 
 StoreRunner::StoreRunner(const store::StoreConfig& config, store::MemorySource* memory, int threads,
                          std::function<void()> wake)
-    : threaded_(threads > 0), wake_(std::move(wake)) {
+    : wake_(std::move(wake)) {
   for (int i = 0; i < std::max(1, threads); ++i) {
     parts_.push_back(std::make_unique<Part>());
     parts_.back()->store = std::make_unique<store::Store>(config, memory);
   }
-  if (!threaded_) return;
-  for (auto& part : parts_) part->thread = std::thread([this, raw = part.get()] { loop(raw); });
+  if (threads > 0) use_threads_on_loop();
+}
+
+void StoreRunner::use_threads_on_loop() {
+  if (threaded_) return;
+  threaded_ = true;
+  for (auto& part : parts_) {
+    part->bytes = part->store->bytes();
+    part->thread = std::thread([this, raw = part.get()] { loop(raw); });
+  }
 }
 
 StoreRunner::~StoreRunner() { stop(); }

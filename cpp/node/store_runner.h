@@ -25,6 +25,9 @@ class StoreRunner {
               std::function<void()> wake);
   ~StoreRunner();
 
+  // From now on every part runs on a thread of its own. For updaters that take long: the loop has
+  // heartbeats to send.
+  void use_threads_on_loop();
   size_t parts() const { return parts_.size(); }
   // The part that owns the key. Tasks of one part run in the order of the calls.
   void run(uint32_t key, Task task) { run_part(key % parts_.size(), std::move(task)); }
@@ -49,7 +52,7 @@ class StoreRunner {
   void loop(Part* part);
 
   std::vector<std::unique_ptr<Part>> parts_;
-  const bool threaded_;
+  bool threaded_ = false;  // read and written by the loop
   std::function<void()> wake_;
 };
 

@@ -161,3 +161,30 @@ def test_an_updater_that_raises_ends_the_job_with_its_words(run_job):
     )
     assert job.returncode != 0
     assert "no such thing as key 3" in job.output
+
+
+def test_a_slow_updater_does_not_cost_the_server_its_heartbeats(run_job):
+    body = """
+    def slow(key, received, stored):
+        import time
+        time.sleep(0.15)
+        stored += received
+    keys = list(range(40))
+    for key in keys:
+        kv.init(key, mx.nd.zeros(3))
+    for wrong in None, 3:
+        try:
+            kv._set_updater(wrong)
+            result[repr(wrong)] = "accepted"
+        except mx.MXNetError as error:
+            result[repr(wrong)] = str(error)
+    kv._set_updater(slow)
+    outs = [mx.nd.zeros(3) for key in keys]
+    for key, out in zip(keys, outs):
+        kv.pushpull(key, mx.nd.ones(3) * (rank + 1), out=out)
+    result["sum"] = sum(float(out.asnumpy().sum()) for out in outs)
+    """
+    job = run_job(body, environment={"MXRDMA_HEARTBEAT_TIMEOUT": "3"})
+    for one in job:
+        assert one["sum"] == 40 * 3 * 3
+        assert "callable" in one["None"] and "callable" in one["3"]
