@@ -266,7 +266,8 @@ if __name__ == '__main__':
     assert (code, text) == (0, "('mxrdma.kvstore', True)\n")
     # A Python that does not want MXNet loads one tiny module more (setuptools' own finder of an editable install aside); a
     # sitecustomize of the user's is still his.
-    code, text = inside(folder, "import sys; print(sorted(name for name in sys.modules if name.strip('_').startswith('mxrdma')))")
+    script = "import sys; print(sorted(name for name in sys.modules if name.strip('_').startswith('mxrdma')))"
+    code, text = inside(folder, script)
     assert (code, text) == (0, "['_mxrdma_hook']\n")
     (site_packages(folder) / "sitecustomize.py").write_text("import builtins; builtins.customized = 1\n")
     assert inside(folder, "print(customized)")[1] == "1\n"
