@@ -111,10 +111,10 @@ Descriptor* ShmChannel::next_descriptor() {
 }
 
 void ShmChannel::publish() {
-  out()->produced.store(++produced_, std::memory_order_release);
-  // Pairs with arm_on_loop(): either we see that the receiver sleeps, or it sees our descriptor.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (out()->receiver_sleeps.load(std::memory_order_relaxed) != 0 &&
+  // Sequentially consistent, as its pair in arm_on_loop(): either we see that the receiver sleeps,
+  // or it sees our descriptor.
+  out()->produced.store(++produced_, std::memory_order_seq_cst);
+  if (out()->receiver_sleeps.load(std::memory_order_seq_cst) != 0 &&
       out()->receiver_sleeps.exchange(0) != 0)
     ring();
 }

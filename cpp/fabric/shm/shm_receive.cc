@@ -51,10 +51,9 @@ Status ShmChannel::consume() {
     Status status = consume_one(descriptor);
     if (!status.is_ok()) return status;
     if (descriptor.kind != Kind::placed) bytes += descriptor.bytes;
-    in()->consumed.store(++consumed_, std::memory_order_release);
-    // Pairs with arm_on_loop() at the peer, as in publish().
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (in()->sender_waits_for.load(std::memory_order_relaxed) <= consumed_ &&
+    // Sequentially consistent, as in publish().
+    in()->consumed.store(++consumed_, std::memory_order_seq_cst);
+    if (in()->sender_waits_for.load(std::memory_order_seq_cst) <= consumed_ &&
         in()->sender_waits_for.exchange(shm::kNever) != shm::kNever)
       ring();
   }
@@ -134,8 +133,8 @@ Status ShmChannel::move_in(const Descriptor& descriptor, std::byte* to) {
     return malformed("its source lies outside of the region");
   copy_bytes(to, source->base() + descriptor.source_offset, descriptor.bytes);
   context_.counters->copied_bytes += descriptor.bytes;
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (in()->withdrawn.load(std::memory_order_relaxed) != 0)
+  // A read-modify-write: it is not done before the copy is.
+  if (in()->withdrawn.fetch_or(0, std::memory_order_acq_rel) != 0)
     return Status(Code::fabric, "connection closed by peer");
   return Status::ok();
 }
@@ -166,11 +165,10 @@ Status ShmChannel::readable_on_loop() {
 bool ShmChannel::arm_on_loop() {
   armed_ = true;
   const uint64_t wanted = wanted_consumed();
-  in()->receiver_sleeps.store(1, std::memory_order_relaxed);
-  out()->sender_waits_for.store(wanted, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  return in()->produced.load(std::memory_order_acquire) == consumed_ &&
-         out()->consumed.load(std::memory_order_acquire) < wanted;
+  in()->receiver_sleeps.store(1, std::memory_order_seq_cst);
+  out()->sender_waits_for.store(wanted, std::memory_order_seq_cst);
+  return in()->produced.load(std::memory_order_seq_cst) == consumed_ &&
+         out()->consumed.load(std::memory_order_seq_cst) < wanted;
 }
 
 }  // namespace mxrdma::fabric
