@@ -9,6 +9,11 @@ packages_base=(
 packages_test=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format clang-tidy tcsh procps iproute2
 )
+# For scripts/soft-roce: what the guest is made of, the libraries with their drivers for rxe and siw, and tools to look at
+# devices with.
+packages_guest=(busybox iproute2 procps util-linux ibverbs-providers librdmacm1 ibverbs-utils rdmacm-utils)
+# Only where its kernel is built: no ready one is there.
+packages_kernel=(gcc libc6-dev make flex bison bc xz-utils)
 # Only where no Python from 3.8 to 3.11 with venv and headers is there.
 packages_python=(python3 python3-venv python3-dev)
 
