@@ -21,6 +21,10 @@
 #include "fabric/segment.h"
 #include "fabric/socket.h"
 
+#ifdef MXRDMA_HAVE_VERBS
+#include "fabric/verbs/library.h"
+#endif
+
 namespace mxrdma::fabric {
 namespace {
 
@@ -597,10 +601,22 @@ std::string HostFabric::describe_peer(PeerId id) const {
   return peer != nullptr ? peer->connection->describe() : "a lost peer";
 }
 
+Status verbs_viable() {
+#ifdef MXRDMA_HAVE_VERBS
+  return verbs::library().status();
+#else
+  return Status(Code::unsupported,
+                "this build of mxrdma has no verbs: the headers of libibverbs and librdmacm were "
+                "missing; install libibverbs-dev and librdmacm-dev (RHEL: rdma-core-devel) and "
+                "build again");
+#endif
+}
+
 }  // namespace
 
 Status viable(Policy policy) {
   if (policy == Policy::tcp) return Status::ok();
+  if (policy == Policy::verbs) return verbs_viable();
   Result<std::shared_ptr<Segment>> probe = Segment::create(4096);
   if (probe.is_ok() || policy == Policy::automatic) return Status::ok();
   return probe.status().with_context("shm cannot be used on this host");

@@ -9,13 +9,15 @@
 
 namespace mxrdma::fabric {
 
-enum class Policy : uint8_t { automatic, shm, tcp };
+enum class Policy : uint8_t { automatic, shm, tcp, verbs };
 
 struct HostFabricOptions {
   Policy policy = Policy::automatic;
   std::string token;  // the job's secret; a peer that cannot prove it is refused
   int handshake_timeout_ms = kHandshakeTimeoutMs;
-  int spin_us = -1;  // busy polling before sleep; -1: decided by the number of cores
+  std::string devices;  // RDMA devices by name, "mlx5_0:1,mlx5_1:1"; empty: chosen by address
+  std::string gid_index = "auto";  // or a number, for all devices
+  int spin_us = -1;                // busy polling before sleep; -1: decided by the number of cores
 };
 
 // Whether this host can run the policy, and if not why. Never throws.

@@ -21,6 +21,8 @@ const char* policy_name(Policy policy) {
       return "shm";
     case Policy::tcp:
       return "tcp";
+    case Policy::verbs:
+      return "verbs";
   }
   return "?";
 }
