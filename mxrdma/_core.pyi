@@ -82,6 +82,8 @@ class Worker:
     rank: int
     num_workers: int
     num_servers: int
+    round_timeout_ms: int  # the job's, as the scheduler told it
+    stall_report_ms: int
     def summary(self) -> str: ...
     def counters(self) -> Dict[str, int]: ...
     def barrier(self) -> None: ...
@@ -139,3 +141,9 @@ def set_log_level(level: str) -> None:
 def set_log_identity(identity: str) -> None: ...
 def force_exit_code(code: int) -> None:
     """The process ends with this code, whatever Python would return; 0 takes it back."""
+
+def watch_system_exit(main_thread: int) -> None:
+    """From now on, system_exit_code() knows. main_thread: threading.main_thread().ident."""
+
+def system_exit_code() -> Optional[int]:
+    """The exit status if the interpreter is ending by a SystemExit, else None."""

@@ -4,22 +4,23 @@ import atexit
 import os
 import sys
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import time
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import register_error
 from mxnet.ndarray import NDArray
 
-from mxrdma import _arrays, _core, config, errors
+from mxrdma import _arrays, _core, _process_end, config, errors
 from mxrdma._arrays import Key
 from mxrdma.errors import InvalidArgument
 from mxrdma.optimizer import LiveOptimizer
 
-# Every operation ends within the round time-out (30 minutes by default) by itself; these limits are backstops.
-FORK_DRAIN_MS = 31 * 60 * 1000
-# A script may end right after its last step while another rank is still on its way there: that is no failure.
-EXIT_DRAIN_MS = FORK_DRAIN_MS
+# Every operation ends by itself within the round time-out (30 minutes by default); what waits for all of them at a fork
+# or at the end waits a little longer. A script may end right after its last step while another rank is still on its way
+# there: that is no failure.
+DRAIN_MARGIN_MS = 60 * 1000
 
 _NO_HYPER = _core.Hyper(0.0, 0.0, 1.0, 0)
 _session: Optional["Session"] = None
@@ -42,8 +43,6 @@ class Session:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.exit_code = 0  # of a sys.exit() that may be under way
-        self.uncaught = False
         self.left = False
         self.keys: Dict[Key, KeyInfo] = {}
         self.live: Optional[LiveOptimizer] = None
@@ -64,7 +63,6 @@ class Session:
                 f"the store belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}; "
                 "use it in the parent only"
             )
-        self.exit_code = 0  # whoever uses the store goes on, so an earlier sys.exit() was caught
         failure = self.worker.failure()
         if failure is not None:
             raise _error(failure)
@@ -133,20 +131,33 @@ class Session:
     # ---- the end
 
     def fail(self, message: str) -> None:
-        """Tells the job that this process ends because of an error."""
+        """Tells the job that this process ends because of an error, and ends what is outstanding."""
         if os.getpid() == self.pid and not self.left:
             self.worker.fail(message)
+
+    def drain(self) -> None:
+        """Waits for all outstanding operations; says which while that takes long. Raises what ends the wait."""
+        deadline = time.monotonic() + (self.worker.round_timeout_ms + DRAIN_MARGIN_MS) / 1000
+        pause_ms = self.worker.stall_report_ms
+        while True:
+            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+            try:
+                self.worker.drain(min(pause_ms, left_ms))
+                return
+            except errors.RoundTimeout as error:
+                if self.worker.failure() is not None or pause_ms >= left_ms:
+                    raise
+                _say(f"waiting for outstanding operations, at most {left_ms // 1000} s more: {error}")
+                pause_ms = min(2 * pause_ms, 1 << 30)
 
     def finish(self) -> None:
         """Ends the membership: in order if all is well, else so that nobody waits for us."""
         if self.left or os.getpid() != self.pid:
             return
-        if not self.uncaught and getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
-            self.uncaught = True  # somebody replaced our excepthook
-            self.fail(f"uncaught {type(sys.last_value).__name__}: {sys.last_value}")
-        elif self.exit_code:
-            self.fail(f"the script ended with exit code {self.exit_code}")
-        elif not self.uncaught:
+        reason = _process_end.bad_end()
+        if reason is not None:
+            self.fail(reason)
+        else:
             self._finish_well()
         try:
             self.worker.leave()
@@ -155,17 +166,19 @@ class Session:
         self.left = True
 
     def _finish_well(self) -> None:
+        code = 1
         try:
             failure = self.worker.failure()
             if failure is None:
-                self.worker.drain(EXIT_DRAIN_MS)
+                self.drain()
                 return
             message = f"the job had failed, so this process ends with code 1: {failure[1]}"
         except BaseException as error:  # Ctrl-C too: nobody is left to whom it could be raised
             message = f"ending the outstanding operations: {error or type(error).__name__}"
+            code = 130 if isinstance(error, KeyboardInterrupt) else 1
             self.fail(message)
         _say(message)
-        _core.force_exit_code(1)
+        _core.force_exit_code(code)
 
 
 def join() -> Session:
@@ -197,26 +210,7 @@ def _watch(session: Session) -> None:
         register_error(f"mxrdma.{code}", klass)  # a wait on an array raises the class, not a bare MXNetError
     atexit.register(session.finish)
     os.register_at_fork(before=lambda: _before_fork(session))
-
-    previous_hook = sys.excepthook
-
-    def excepthook(kind: Any, value: Any, trace: Any) -> None:
-        if os.getpid() == session.pid:
-            session.uncaught = True
-            session.fail(f"uncaught {kind.__name__}: {value}")
-        previous_hook(kind, value, trace)
-
-    sys.excepthook = excepthook
-
-    previous_exit = sys.exit
-
-    def noting_exit(code: Any = None) -> None:
-        """sys.exit(), noting the code: an atexit function cannot see it."""
-        if os.getpid() == session.pid and threading.current_thread() is threading.main_thread():
-            session.exit_code = code if isinstance(code, int) else int(code is not None)
-        previous_exit(code)
-
-    sys.exit = noting_exit  # type: ignore[assignment]
+    _process_end.watch(session.fail)
 
 
 def _before_fork(session: Session) -> None:
@@ -224,7 +218,7 @@ def _before_fork(session: Session) -> None:
     if session.left or os.getpid() != session.pid:
         return
     try:
-        session.worker.drain(FORK_DRAIN_MS)
+        session.drain()
     except BaseException as error:
         if session.worker.failure() is None:
             session.fail(f"operations were outstanding at a fork: {error}")

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 
+#include "bindings/exit_watch.h"
 #include "bindings/support.h"
 
 namespace mxrdma::bindings {
@@ -36,6 +37,7 @@ PYBIND11_MODULE(_core, module) {
   bind_options(module);
   bind_worker(module);
   bind_nodes(module);
+  bind_exit_watch(module);
   module.def("force_exit_code", &force_exit_code,
              "The process ends with this code, whatever Python would return; 0 takes it back.");
 }

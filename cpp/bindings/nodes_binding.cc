@@ -89,8 +89,8 @@ class PythonUpdater final : public store::WholeTensorUpdater {
       weights_view.attr("release")();
       return Status::ok();
     } catch (py::error_already_set& error) {
-      return Status(Code::updater,
-                    "the updater failed at key " + key.name.substr(2) + ": " + last_line(error));
+      return Status(Code::updater, "the updater failed at key " + wire::shown_name(key.name) +
+                                       ": " + last_line(error));
     }
   }
 

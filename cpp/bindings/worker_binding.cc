@@ -285,6 +285,10 @@ void bind_worker(py::module_& module) {
                              [](const PyWorker& w) { return w.worker_->num_workers(); })
       .def_property_readonly("num_servers",
                              [](const PyWorker& w) { return w.worker_->num_servers(); })
+      .def_property_readonly("round_timeout_ms",
+                             [](const PyWorker& w) { return w.worker_->config().round_timeout_ms; })
+      .def_property_readonly("stall_report_ms",
+                             [](const PyWorker& w) { return w.worker_->config().stall_report_ms; })
       .def("summary", [](const PyWorker& w) { return w.worker_->summary(); })
       .def("counters", [](const PyWorker& w) { return counters_dict(w.worker_->counters()); })
       .def("barrier", &PyWorker::barrier)

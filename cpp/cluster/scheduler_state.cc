@@ -80,7 +80,7 @@ void SchedulerState::on_message(Member member, wire::Message message, int64_t no
   if (std::holds_alternative<wire::Heartbeat>(message)) return;
   if (std::holds_alternative<wire::Leave>(message)) return on_leave(node, now_ms, effects);
   if (const auto* failed = std::get_if<wire::Failed>(&message))
-    return gone(node, wire::GoneHow::failed, failed->reason, now_ms, effects);
+    return gone(node, wire::GoneHow::failed, failed->reason, now_ms, effects, failed->code);
   if (auto* enter = std::get_if<wire::Enter>(&message)) {
     if (node->join.role == wire::Role::worker && phase_ != Phase::joining) {
       Status status = collectives_.enter(*node, std::move(*enter), now_ms, effects);
@@ -156,7 +156,7 @@ void SchedulerState::on_leave(Node* node, int64_t now_ms, Effects* effects) {
 }
 
 void SchedulerState::gone(Node* node, wire::GoneHow how, const std::string& reason, int64_t now_ms,
-                          Effects* effects) {
+                          Effects* effects, uint8_t cause) {
   node->present = false;
   const std::string text =
       name_of(*node) + (how == wire::GoneHow::failed ? " failed: " : " was lost: ") + reason;
@@ -174,12 +174,15 @@ void SchedulerState::gone(Node* node, wire::GoneHow how, const std::string& reas
     notice.host = node->join.host;
     notice.how = how;
     notice.reason = reason;
+    notice.code = cause;
     effects->push_back(Effect::send(roster_.present(), std::move(notice)));
   }
-  begin_failing(Status(code, text), now_ms, effects);
+  const Code told = cause == 0 ? code : static_cast<Code>(cause);
+  begin_failing(Status(code, text), Status(told, text), now_ms, effects);
 }
 
-void SchedulerState::begin_failing(const Status& why, int64_t now_ms, Effects* effects) {
+void SchedulerState::begin_failing(const Status& why, const Status& told, int64_t now_ms,
+                                   Effects* effects) {
   if (phase_ == Phase::joining) {
     // Nobody has a rank yet: a refusal is what they can understand.
     wire::JoinRefused refused;
@@ -190,14 +193,14 @@ void SchedulerState::begin_failing(const Status& why, int64_t now_ms, Effects* e
   status_ = why;
   phase_ = Phase::failing;
   deadline_ms_ = now_ms + config_.leave_timeout_ms;
-  collectives_.fail(why, effects);
+  collectives_.fail(told, effects);
   check_end(now_ms, effects);
 }
 
 void SchedulerState::give_up(const Status& why, int64_t now_ms, Effects* effects) {
   if (phase_ != Phase::joining && phase_ != Phase::running) return;
   effects->push_back(Effect::log(Severity::error, why.message()));
-  begin_failing(why, now_ms, effects);
+  begin_failing(why, why, now_ms, effects);
 }
 
 void SchedulerState::protocol_broken(Member member, const std::string& what, int64_t now_ms,

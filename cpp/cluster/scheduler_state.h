@@ -60,10 +60,12 @@ class SchedulerState {
   void on_join(Member member, const wire::Join& join, int64_t now_ms, Effects* effects);
   void start(int64_t now_ms, Effects* effects);
   void on_leave(Node* node, int64_t now_ms, Effects* effects);
-  // The node is gone by error; the first one decides how the job ends.
+  // The node is gone by error; the first one decides how the job ends. `cause`: what it said that
+  // all shall raise, 0 if it is just gone.
   void gone(Node* node, wire::GoneHow how, const std::string& reason, int64_t now_ms,
-            Effects* effects);
-  void begin_failing(const Status& why, int64_t now_ms, Effects* effects);
+            Effects* effects, uint8_t cause = 0);
+  // `why` is how the scheduler itself ends, `told` what workers in a collective are told.
+  void begin_failing(const Status& why, const Status& told, int64_t now_ms, Effects* effects);
   void check_end(int64_t now_ms, Effects* effects);
   void check_heartbeats(int64_t now_ms, Effects* effects);
 

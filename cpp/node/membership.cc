@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <optional>
 #include <utility>
+
+#include "cluster/scheduler_state.h"
 
 namespace mxrdma::node {
 
@@ -99,6 +102,11 @@ void Membership::on_message(const wire::Message& message, std::vector<Notice>* n
   Notice notice;
   if (const auto* book = std::get_if<wire::AddressBook>(&message)) {
     if (has_book()) return fail(Code::fabric, "the scheduler sent a second address book", notices);
+    std::optional<std::string> wrong = cluster::invalid(book->config);
+    if (!wrong && book->your_role != role_) wrong = "it takes us for another role";
+    if (wrong)
+      return fail(Code::fabric, "the scheduler sent an address book that cannot be: " + *wrong,
+                  notices);
     book_ = *book;
     next_beat_ms_ = clock_->now_ms() + book_.config.heartbeat_interval_ms;
     notice.kind = Notice::Kind::book;
@@ -109,6 +117,13 @@ void Membership::on_message(const wire::Message& message, std::vector<Notice>* n
         "the scheduler at " + to_string(options_.scheduler) + " refused us: " + refused->reason,
         notices);
   } else if (const auto* gone = std::get_if<wire::NodeGone>(&message)) {
+    const bool server = gone->role == wire::Role::server;
+    if (!has_book() || gone->rank >= (server ? book_.config.servers : book_.config.workers))
+      return fail(Code::fabric,
+                  std::string("the scheduler sent word of the end of ") +
+                      wire::role_name(gone->role) + " " + std::to_string(gone->rank) +
+                      ", which the job does not have",
+                  notices);
     notice.kind = Notice::Kind::gone;
     notice.gone = *gone;
   } else if (std::get_if<wire::LeaveAcknowledged>(&message)) {
@@ -160,9 +175,19 @@ void Membership::leave_on_loop() {
   if (!connected_ || !send_on_loop(wire::Leave{}).is_ok()) left_ = true;
 }
 
-void Membership::tell_failure_on_loop(const std::string& reason) {
+void Membership::tell_failure_on_loop(const Status& why) {
   leaving_ = true;
-  if (!connected_ || !send_on_loop(wire::Failed{reason}).is_ok()) left_ = true;
+  const bool own = why.code() == Code::cancelled || why.code() == Code::closed;
+  const uint8_t code = own ? 0 : static_cast<uint8_t>(why.code());
+  if (!connected_ || !send_on_loop(wire::Failed{why.message(), code}).is_ok()) left_ = true;
+}
+
+Status Membership::loss_of(const wire::NodeGone& gone) const {
+  const bool failed = gone.how == wire::GoneHow::failed;
+  Code code = gone.role == wire::Role::worker ? Code::worker_lost : Code::server_lost;
+  if (failed && gone.code != 0) code = static_cast<Code>(gone.code);
+  return Status(
+      code, name_of(gone.role, gone.rank) + (failed ? " failed: " : " was lost: ") + gone.reason);
 }
 
 std::string Membership::name_of(wire::Role role, uint32_t rank) const {

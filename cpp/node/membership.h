@@ -36,13 +36,17 @@ class Membership {
 
   Status send_on_loop(const wire::Message& message);
   void leave_on_loop();
-  void tell_failure_on_loop(const std::string& reason);
+  // Tells the scheduler, and through it all nodes, why this node ends.
+  void tell_failure_on_loop(const Status& why);
 
   bool has_book() const { return book_.generation != 0; }
   const wire::AddressBook& book() const { return book_; }
   uint32_t rank() const { return book_.your_rank; }
   // "server 1 on host b (pid 77)"
   std::string name_of(wire::Role role, uint32_t rank) const;
+  // What the end of another node means to those who wait for it: the class of failure that it told,
+  // else its loss.
+  Status loss_of(const wire::NodeGone& gone) const;
   bool left() const {
     return left_;
   }  // the scheduler has acknowledged our leave (or is gone meanwhile)

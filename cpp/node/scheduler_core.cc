@@ -131,6 +131,17 @@ void SchedulerCore::refuse(uint64_t sequence, const Status& why) {
   state_.release(sequence, std::move(release), &effects_);
 }
 
+void SchedulerCore::give_up(uint64_t sequence, const Decision& decision, const Status& why) {
+  if (!decision.release.keys.empty()) {
+    // Some servers may have them. What they are told next comes after this word.
+    wire::DropKeys drop;
+    for (const wire::KeySpec& key : decision.release.keys) drop.keys.push_back(key.id);
+    send(state_.roster().present(wire::Role::server), drop);
+    directory_.withdraw(decision.release.keys);
+  }
+  refuse(sequence, why);
+}
+
 void SchedulerCore::decide(cluster::Effect* complete) {
   const uint64_t sequence = complete->sequence;
   Decision decision;
@@ -180,8 +191,9 @@ void SchedulerCore::on_ack(PeerId id, const wire::ServerAck& ack) {
   }
   Decision& decision = found->second;
   if (ack.code != 0) {
-    refuse(ack.sequence, Status(static_cast<Code>(ack.code),
-                                decision.what + ": " + name_of(id) + ": " + ack.reason));
+    give_up(ack.sequence, decision,
+            Status(static_cast<Code>(ack.code),
+                   decision.what + ": " + name_of(id) + ": " + ack.reason));
     decisions_.erase(found);
   } else if (decision.pending.empty()) {
     state_.release(ack.sequence, std::move(decision.release), &effects_);
@@ -198,9 +210,10 @@ void SchedulerCore::watch_decisions() {
     for (PeerId id : decision.pending) missing += (missing.empty() ? "" : ", ") + name_of(id);
     if (age_ms >= config_.barrier_timeout_ms) {
       late.push_back(entry.first);
-      refuse(entry.first, Status(Code::barrier_timeout, decision.what + ": no answer within " +
-                                                            std::to_string(age_ms / 1000) +
-                                                            " s from " + missing));
+      give_up(
+          entry.first, decision,
+          Status(Code::barrier_timeout, decision.what + ": no answer within " +
+                                            std::to_string(age_ms / 1000) + " s from " + missing));
     } else if (age_ms >= decision.next_report_ms) {
       decision.next_report_ms = 2 * age_ms;
       log_warning(decision.what + ": all workers wait since " + std::to_string(age_ms / 1000) +

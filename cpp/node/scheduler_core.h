@@ -69,6 +69,8 @@ class SchedulerCore {
   void decide(cluster::Effect* complete);
   void ask_servers(uint64_t sequence, Decision decision, const wire::Message& question);
   void refuse(uint64_t sequence, const Status& why);
+  // A collective of servers that failed: what was decided for it is taken back.
+  void give_up(uint64_t sequence, const Decision& decision, const Status& why);
   std::string name_of(fabric::PeerId id) const;
 
   fabric::Fabric* fabric_;

@@ -85,6 +85,7 @@ void ServerCore::on_notices(const std::vector<Membership::Notice>& notices) {
       case Membership::Notice::Kind::message:
         if (const auto* place = std::get_if<wire::PlaceKeys>(&notice.message))
           on_place_keys(*place);
+        if (const auto* drop = std::get_if<wire::DropKeys>(&notice.message)) on_drop_keys(*drop);
         if (const auto* set = std::get_if<wire::SetOptimizer>(&notice.message))
           on_set_optimizer(*set);
         if (std::get_if<wire::Stop>(&notice.message)) end(Status::ok());
@@ -110,7 +111,6 @@ void ServerCore::on_book() {
 }
 
 void ServerCore::on_gone(const wire::NodeGone& gone) {
-  const std::string who = membership_.name_of(gone.role, gone.rank);
   if (gone.role == wire::Role::worker && gone.how == wire::GoneHow::left) {
     // Its last pushes may still lie in its connection, which the scheduler's word overtakes: they
     // count, so its end here is that of the connection.
@@ -123,8 +123,7 @@ void ServerCore::on_gone(const wire::NodeGone& gone) {
   }
   if (gone.how == wire::GoneHow::left) return;  // another server at the end of the job
   const Code code = gone.role == wire::Role::worker ? Code::worker_lost : Code::server_lost;
-  end(Status(
-      code, who + (gone.how == wire::GoneHow::failed ? " failed: " : " was lost: ") + gone.reason));
+  end(Status(code, membership_.loss_of(gone).message()));
 }
 
 void ServerCore::on_left(uint32_t rank) {
@@ -177,6 +176,12 @@ void ServerCore::on_place_keys(const wire::PlaceKeys& place) {
       if (--progress->left == 0)
         defer([this, progress, sequence] { acknowledge(sequence, progress->first); });
     });
+}
+
+void ServerCore::on_drop_keys(const wire::DropKeys& drop) {
+  if (!runner_) return;
+  for (uint32_t key : drop.keys)
+    runner_->run(key, [key](store::Store* store, store::Effects*) { store->drop_key(key); });
 }
 
 void ServerCore::on_set_optimizer(const wire::SetOptimizer& set) {
@@ -426,7 +431,7 @@ void ServerCore::on_lost(WorkerLink* link, const Status& why) {
 void ServerCore::drop(WorkerLink* link, const Status& why) {
   const std::string who = membership_.name_of(wire::Role::worker, link->rank);
   end(Status(Code::fabric, who + " broke the protocol: " + why.message()));
-  membership_.tell_failure_on_loop(status_.message());
+  membership_.tell_failure_on_loop(status_);
   fabric_->close(link->peer);
 }
 
@@ -574,13 +579,14 @@ void ServerCore::watch_rounds() {
         StallWatch::Verdicts verdicts = stalls_.look(
             part, waiting, clock_->now_ms(), config.stall_report_ms, config.round_timeout_ms);
         for (const store::Waiting& round : verdicts.report)
-          log_warning("round " + std::to_string(round.round) + " of key " + round.name.substr(2) +
-                      " has waited " + std::to_string((clock_->now_ms() - round.since_ms) / 1000) +
-                      " s for " + ranks_text(round.missing, membership_));
+          log_warning("round " + std::to_string(round.round) + " of key " +
+                      wire::shown_name(round.name) + " has waited " +
+                      std::to_string((clock_->now_ms() - round.since_ms) / 1000) + " s for " +
+                      ranks_text(round.missing, membership_));
         for (const store::Waiting& round : verdicts.expired) {
           const Status why(Code::round_timeout,
                            "round " + std::to_string(round.round) + " of key " +
-                               round.name.substr(2) + " was not complete within " +
+                               wire::shown_name(round.name) + " was not complete within " +
                                std::to_string(config.round_timeout_ms / 1000) +
                                " s; missing: " + ranks_text(round.missing, membership_));
           runner_->run(round.key, [key = round.key, number = round.round, why](store::Store* s,

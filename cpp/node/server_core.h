@@ -66,6 +66,7 @@ class ServerCore {
   void on_gone(const wire::NodeGone& gone);
   void on_left(uint32_t rank);
   void on_book();
+  void on_drop_keys(const wire::DropKeys& drop);
   void on_place_keys(const wire::PlaceKeys& place);
   void on_set_optimizer(const wire::SetOptimizer& set);
   void install_optimizer(const wire::SetOptimizer& set,

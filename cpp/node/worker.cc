@@ -217,6 +217,7 @@ Status Worker::start(const Interrupt& interrupt) {
 uint32_t Worker::rank() const { return implementation_->book.your_rank; }
 uint32_t Worker::num_workers() const { return implementation_->book.config.workers; }
 uint32_t Worker::num_servers() const { return implementation_->book.config.servers; }
+const wire::JobConfig& Worker::config() const { return implementation_->book.config; }
 std::string Worker::summary() const { return implementation_->summary_text; }
 
 WorkerCounters Worker::counters() const {
@@ -267,14 +268,18 @@ Status Worker::barrier(const Interrupt& interrupt) {
 Result<std::vector<uint32_t>> Worker::register_keys(const std::vector<wire::KeyRequest>& keys,
                                                     const Interrupt& interrupt) {
   if (keys.empty()) return std::vector<uint32_t>();
-  for (const wire::KeyRequest& key : keys)
+  for (const wire::KeyRequest& key : keys) {
     if (key.name.size() > kMaxKeyNameBytes)
       return Status(Code::invalid_argument, "a key's name of " + std::to_string(key.name.size()) +
                                                 " bytes; at most " +
                                                 std::to_string(kMaxKeyNameBytes) + " are allowed");
+    if (!wire::well_formed_name(key.name))
+      return Status(Code::invalid_argument,
+                    "the key's name '" + key.name + "' starts with neither i: nor s:");
+  }
   wire::Enter enter;
   enter.kind = wire::CollectiveKind::register_keys;
-  enter.label = "init of key " + keys.front().name.substr(2) +
+  enter.label = "init of key " + wire::shown_name(keys.front().name) +
                 (keys.size() > 1 ? " and " + std::to_string(keys.size() - 1) + " more" : "");
   enter.keys = keys;
   Result<wire::Release> release = implementation_->enter(std::move(enter), interrupt);
@@ -357,7 +362,8 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
     auto found = std::find_if(saved->begin(), saved->end(),
                               [&](const Saved& key) { return key.id == moved.id; });
     if (found == saved->end())
-      return Status(Code::internal, "key " + moved.request.name.substr(2) + " moved unexpectedly");
+      return Status(Code::internal,
+                    "key " + wire::shown_name(moved.request.name) + " moved unexpectedly");
     Result<Ticket> push =
         open_push(moved.id, wire::PushKind::initial, store::Hyper{}, 0, [saved](const Status&) {});
     if (!push.is_ok()) return push.status();

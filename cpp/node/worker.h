@@ -48,6 +48,8 @@ class Worker {
   uint32_t rank() const;
   uint32_t num_workers() const;
   uint32_t num_servers() const;
+  // The job's settings, as the scheduler told them.
+  const wire::JobConfig& config() const;
   // One line for people: fabric, peers, and why this fabric.
   std::string summary() const;
   WorkerCounters counters() const;

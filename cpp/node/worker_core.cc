@@ -13,7 +13,9 @@ using Type = Operation::Type;
 
 namespace {
 
-std::string key_text(const KeyState& key) { return "key " + key.spec.request.name.substr(2); }
+std::string key_text(const KeyState& key) {
+  return "key " + wire::shown_name(key.spec.request.name);
+}
 
 // The part of the slices that lies on one server: shares are contiguous, so it is a range (or
 // several, by share).
@@ -93,12 +95,7 @@ void WorkerCore::on_membership(const std::vector<Membership::Notice>& notices) {
         const wire::NodeGone& gone = notice.gone;
         if (gone.how == wire::GoneHow::left)
           break;  // whoever waits for it hears from the server or the scheduler
-        const Code code = gone.role == wire::Role::worker ? Code::worker_lost : Code::server_lost;
-        fail_on_loop(
-            Status(code, membership_.name_of(gone.role, gone.rank) +
-                             (gone.how == wire::GoneHow::failed ? " failed: " : " was lost: ") +
-                             gone.reason),
-            false);
+        fail_on_loop(membership_.loss_of(gone), false);
         break;
       }
     }
@@ -186,15 +183,21 @@ void WorkerCore::on_server_message(ServerLink* link, const wire::Message& messag
     status = link->ring_on_loop(*ring, book().config);
     check_joined();
   } else if (const auto* failed = std::get_if<wire::RoundFailed>(&message)) {
-    fail_on_loop(Status(static_cast<Code>(failed->code), failed->reason), true);
+    return fail_by_server(*link, failed->code, failed->reason);
   } else if (const auto* pull = std::get_if<wire::PullFailed>(&message)) {
-    fail_on_loop(Status(static_cast<Code>(pull->code), pull->reason), true);
+    return fail_by_server(*link, pull->code, pull->reason);
   } else {
     status = Status(Code::fabric, "an unexpected kind of message");
   }
   if (!status.is_ok())
     fail_on_loop(status.with_context(membership_.name_of(wire::Role::server, link->server())),
                  true);
+}
+
+// What failed on a server, as every worker shall raise it.
+void WorkerCore::fail_by_server(const ServerLink& link, uint8_t code, const std::string& reason) {
+  const Status why(code == 0 ? Code::fabric : static_cast<Code>(code), reason);
+  fail_on_loop(why.with_context(membership_.name_of(wire::Role::server, link.server())), true);
 }
 
 void WorkerCore::on_round_done(const wire::RoundDone& done) {
@@ -539,7 +542,7 @@ std::vector<std::pair<uint32_t, size_t>> WorkerCore::split_keys() const {
 void WorkerCore::fail_on_loop(const Status& why, bool tell) {
   if (!failure_.is_ok()) return;
   failure_ = why;
-  if (tell) membership_.tell_failure_on_loop(why.message());
+  if (tell) membership_.tell_failure_on_loop(why);
   // Nothing may touch the users' arrays any more: drop the connections before the operations end.
   for (const auto& link : links_) fabric_->close(link->peer());
   std::vector<Ticket> tickets;

@@ -85,6 +85,7 @@ class WorkerCore {
   void check_joined();
   ServerLink* link_of(fabric::PeerId peer);
   void fail_link(const ServerLink& link, const Status& status);
+  void fail_by_server(const ServerLink& link, uint8_t code, const std::string& reason);
   void check_verdict();
 
   fabric::Fabric* fabric_;

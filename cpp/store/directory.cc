@@ -12,12 +12,7 @@
 namespace mxrdma::store {
 namespace {
 
-std::string shown(const std::string& name) { return "'" + name.substr(2) + "'"; }
-
-bool well_formed(const std::string& name) {
-  return name.size() >= 2 && name.size() <= kMaxKeyNameBytes &&
-         (name[0] == 'i' || name[0] == 's') && name[1] == ':';
-}
+std::string shown(const std::string& name) { return "'" + wire::shown_name(name) + "'"; }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "(";
@@ -93,15 +88,15 @@ Status Directory::check_agreement(
 }
 
 Status Directory::check_new(const std::vector<wire::KeyRequest>& requests) const {
-  if (keys_.size() + requests.size() > kMaxKeys)
-    return wrong(std::to_string(keys_.size() + requests.size()) + " keys are more than the " +
+  if (next_id_ + requests.size() > kMaxKeys)
+    return wrong(std::to_string(next_id_ + requests.size()) + " keys are more than the " +
                  std::to_string(kMaxKeys) + " of a store");
   std::unordered_set<std::string> names;
   for (const wire::KeyRequest& request : requests) {
     if (ids_.count(request.name) != 0 || !names.insert(request.name).second)
       return wrong("key " + shown(request.name) +
                    " is initialised a second time: a key is initialised once, pushed after that");
-    const std::string& one = keys_.empty() ? requests[0].name : keys_[0].request.name;
+    const std::string& one = keys_.empty() ? requests[0].name : keys_.begin()->second.request.name;
     if (one[0] != request.name[0])
       return wrong("key " + shown(request.name) + " is " +
                    (request.name[0] == 'i' ? "an integer" : "a string") + ", but key " +
@@ -119,7 +114,7 @@ Result<std::vector<wire::KeySpec>> Directory::register_keys(
   MXRDMA_CHECK(!requests.empty(), "a job has at least one worker");
   for (size_t rank = 0; rank < requests.size(); ++rank)
     for (const wire::KeyRequest& request : requests[rank])
-      if (!well_formed(request.name) || dtype_bytes(request.dtype) == 0)
+      if (!wire::well_formed_name(request.name) || dtype_bytes(request.dtype) == 0)
         return wrong("worker " + std::to_string(rank) + " sent a malformed key: '" +
                      request.name.substr(0, 64) + "'");
   Status status = check_agreement(requests);
@@ -136,16 +131,27 @@ Result<std::vector<wire::KeySpec>> Directory::register_keys(
   const bool whole = needs_whole_tensors(optimizer_);
   for (const size_t i : by_size) {
     wire::KeySpec& spec = placed[i];
-    spec.id = static_cast<uint32_t>(keys_.size() + i);
+    spec.id = next_id_ + static_cast<uint32_t>(i);
     spec.request = requests[0][i];
     spec.whole = whole;
     spec.shares = placer_.place(key_bytes(spec.request), dtype_bytes(spec.request.dtype), whole);
   }
   for (const wire::KeySpec& spec : placed) {
     ids_[spec.request.name] = spec.id;
-    keys_.push_back(spec);
+    keys_.emplace(spec.id, spec);
   }
+  next_id_ += static_cast<uint32_t>(placed.size());
   return placed;
+}
+
+void Directory::withdraw(const std::vector<wire::KeySpec>& placed) {
+  for (const wire::KeySpec& spec : placed) {
+    auto found = keys_.find(spec.id);
+    if (found == keys_.end()) continue;
+    placer_.remove(found->second.shares);
+    ids_.erase(found->second.request.name);
+    keys_.erase(found);
+  }
 }
 
 Result<Directory::OptimizerChange> Directory::set_optimizer(
@@ -157,9 +163,9 @@ Result<Directory::OptimizerChange> Directory::set_optimizer(
       return wrong("workers set different optimizers: " + optimizer_text(first) + " at worker 0, " +
                    optimizer_text(optimizers[rank]) + " at worker " + std::to_string(rank));
   if (is_element_wise(first.kind)) {
-    for (const wire::KeySpec& spec : keys_) {
-      const Result<Plan> possible =
-          plan(first, spec.request.dtype, "key " + shown(spec.request.name));
+    for (const auto& entry : keys_) {
+      const wire::KeyRequest& request = entry.second.request;
+      const Result<Plan> possible = plan(first, request.dtype, "key " + shown(request.name));
       if (!possible.is_ok()) return possible.status();
     }
   }
@@ -167,8 +173,8 @@ Result<Directory::OptimizerChange> Directory::set_optimizer(
   optimizer_ = first.kind;
   if (!needs_whole_tensors(optimizer_)) return change;
   std::vector<wire::KeySpec*> spread;
-  for (wire::KeySpec& spec : keys_)
-    if (!spec.whole && spec.shares.size() > 1) spread.push_back(&spec);
+  for (auto& entry : keys_)
+    if (!entry.second.whole && entry.second.shares.size() > 1) spread.push_back(&entry.second);
   for (const wire::KeySpec* spec : spread) placer_.remove(spec->shares);
   std::vector<wire::KeySpec*> by_size = spread;
   std::stable_sort(by_size.begin(), by_size.end(), [](const auto* a, const auto* b) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -23,6 +24,10 @@ class Directory {
   Result<std::vector<wire::KeySpec>> register_keys(
       const std::vector<std::vector<wire::KeyRequest>>& requests);
 
+  // Takes back what register_keys has returned, as if it had never been: a server refused it. The
+  // ids are not given again.
+  void withdraw(const std::vector<wire::KeySpec>& placed);
+
   struct OptimizerChange {
     wire::OptimizerSpec optimizer;     // rank 0's
     std::vector<wire::KeySpec> moved;  // keys that lie elsewhere from now on
@@ -31,7 +36,7 @@ class Directory {
   // gathers each key on one server; nothing moves back when an element-wise one follows.
   Result<OptimizerChange> set_optimizer(const std::vector<wire::OptimizerSpec>& optimizers);
 
-  const std::vector<wire::KeySpec>& keys() const { return keys_; }
+  const std::map<uint32_t, wire::KeySpec>& keys() const { return keys_; }
   const Placer& placer() const { return placer_; }
 
  private:
@@ -39,7 +44,8 @@ class Directory {
   Status check_new(const std::vector<wire::KeyRequest>& requests) const;
 
   Placer placer_;
-  std::vector<wire::KeySpec> keys_;  // by id
+  std::map<uint32_t, wire::KeySpec> keys_;  // by id
+  uint32_t next_id_ = 0;
   std::unordered_map<std::string, uint32_t> ids_;
   wire::OptimizerKind optimizer_ = wire::OptimizerKind::none;
 };

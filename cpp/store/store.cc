@@ -116,9 +116,7 @@ Status Store::Implementation::prepare_state(const wire::OptimizerSpec& spec, con
 
 Status Store::Implementation::fill(Key* key, const wire::KeySpec& spec) {
   key->spec = spec;
-  key->what = "key '" +
-              (spec.request.name.size() > 2 ? spec.request.name.substr(2) : spec.request.name) +
-              "'";
+  key->what = "key '" + wire::shown_name(spec.request.name) + "'";
   key->element_bytes = dtype_bytes(spec.request.dtype);
   key->bytes = spec.request.elements * key->element_bytes;
   key->on_one_server = spec.whole || spec.shares.size() == 1;
@@ -337,6 +335,14 @@ Status Store::add_key(const wire::KeySpec& spec) {
   if (self.keys.size() <= spec.id) self.keys.resize(spec.id + 1);
   self.keys[spec.id] = std::move(key);
   return Status::ok();
+}
+
+void Store::drop_key(uint32_t id) {
+  Implementation& self = *implementation_;
+  Key* key = self.find_key(id);
+  if (key == nullptr) return;
+  self.empty(key);
+  self.keys[id].reset();
 }
 
 Status Store::move_key(const wire::KeySpec& spec) {

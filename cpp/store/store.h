@@ -100,6 +100,8 @@ class Store {
 
   // Allocates weights for our shares. Error: memory refused, or a second spec for the same id.
   Status add_key(const wire::KeySpec& key);
+  // Forgets a key that no worker has used; an unknown one is fine.
+  void drop_key(uint32_t id);
   // Replaces the placement of a key without an open round: the old weights are dropped; rank 0
   // sends them again, and rounds count anew from there. Old memory is released only when no write
   // of it is left.

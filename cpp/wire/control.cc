@@ -64,6 +64,25 @@ void fields(Codec& codec, Field<Codec, JobConfig> config) {
                 "more workers or servers than a job can have");
 }
 
+// Nodes are found by their place in the book.
+bool in_order(const AddressBook& book) {
+  const JobConfig& config = book.config;
+  if (book.nodes.size() != size_t{config.servers} + config.workers) return false;
+  for (size_t i = 0; i < book.nodes.size(); ++i) {
+    const NodeInfo& node = book.nodes[i];
+    const bool server = i < config.servers;
+    if (node.role != (server ? Role::server : Role::worker)) return false;
+    if (node.rank != (server ? i : i - config.servers)) return false;
+    if (server && (node.listen_host.empty() || node.listen_port == 0)) return false;
+  }
+  return true;
+}
+
+bool has_place(const AddressBook& book) {
+  if (book.your_role == Role::server) return book.your_rank < book.config.servers;
+  return book.your_role == Role::worker && book.your_rank < book.config.workers;
+}
+
 template <typename Codec>
 void fields(Codec& codec, Field<Codec, AddressBook> book) {
   codec.number(book.generation);
@@ -72,6 +91,10 @@ void fields(Codec& codec, Field<Codec, AddressBook> book) {
   fields(codec, book.config);
   codec.list(book.nodes, 2 * size_t{kMaxNodes}, "nodes",
              [](Codec& each, auto& node) { fields(each, node); });
+  if (codec.failed()) return;
+  codec.require(book.generation != 0, "an address book of generation 0");
+  codec.require(in_order(book), "the nodes are not all servers and workers of the job by rank");
+  codec.require(has_place(book), "the receiver's own rank is not one of the job");
 }
 
 template <typename Codec>
@@ -91,6 +114,7 @@ void fields(Codec&, Field<Codec, Leave>) {}
 template <typename Codec>
 void fields(Codec& codec, Field<Codec, Failed> failed) {
   codec.reason(failed.reason, "reason");
+  codec.code(failed.code, kLastCode, "code");
 }
 
 template <typename Codec>
@@ -103,6 +127,9 @@ void fields(Codec& codec, Field<Codec, NodeGone> gone) {
   codec.text(gone.host, kMaxHostBytes, "host name");
   codec.choice(gone.how, GoneHow::lost, "how the node went");
   codec.reason(gone.reason, "reason");
+  codec.code(gone.code, kLastCode, "code");
+  codec.require(gone.role != Role::scheduler && gone.rank < kMaxNodes,
+                "the node that is gone cannot be one of the job");
 }
 
 template <typename Codec>
@@ -129,6 +156,8 @@ uint64_t bytes_of(const KeyRequest& key) {
 template <typename Codec>
 void fields(Codec& codec, Field<Codec, KeyRequest> key) {
   codec.text(key.name, kMaxKeyNameBytes, "key name");
+  if (!codec.failed())
+    codec.require(well_formed_name(key.name), "a key name that starts with neither i: nor s:");
   codec.number(key.updater_index);
   codec.choice(key.dtype, DType::int64, "dtype");
   codec.number(key.elements);
@@ -210,6 +239,14 @@ template <typename Codec>
 void fields(Codec& codec, Field<Codec, PlaceKeys> place) {
   codec.number(place.sequence);
   fields(codec, place.keys);
+}
+
+template <typename Codec>
+void fields(Codec& codec, Field<Codec, DropKeys> drop) {
+  codec.list(drop.keys, kMaxKeys, "keys", [](Codec& each, auto& key) {
+    each.number(key);
+    each.require(key < kMaxKeys, "key id beyond the number of keys that a job can have");
+  });
 }
 
 template <typename Codec>
@@ -295,7 +332,7 @@ constexpr const char* kTypeNames[] = {
     "Failed",  "LeaveAcknowledged", "NodeGone",     "Stop",        "Enter",
     "Release", "PlaceKeys",         "SetOptimizer", "ServerAck",   "RingInfo",
     "Credits", "PullRequest",       "RoundDone",    "RoundFailed", "PullFailed",
-    "Chunk"};
+    "Chunk",   "DropKeys"};
 constexpr size_t kTypes = std::variant_size_v<Message>;
 static_assert(sizeof kTypeNames / sizeof kTypeNames[0] == kTypes, "each type has its name");
 
@@ -331,6 +368,15 @@ const char* role_name(Role role) {
       return "worker";
   }
   return "unknown";
+}
+
+bool well_formed_name(const std::string& name) {
+  return name.size() >= 2 && name.size() <= kMaxKeyNameBytes &&
+         (name[0] == 'i' || name[0] == 's') && name[1] == ':';
+}
+
+std::string shown_name(const std::string& name) {
+  return well_formed_name(name) ? name.substr(2) : name;
 }
 
 std::vector<std::byte> encode(const Hello& hello) {

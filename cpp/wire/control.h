@@ -22,6 +22,11 @@ const char* role_name(Role role);
 
 constexpr uint32_t kAnyRank = 0xffffffff;
 
+// A key's name as people know it: without the mark of its kind (see KeyRequest).
+std::string shown_name(const std::string& name);
+// Canonical, as KeyRequest says, and not too long.
+bool well_formed_name(const std::string& name);
+
 // ---- hello: the payload of fabric connect()
 // ---------------------------------------------------------------------- To the scheduler: a node
 // that wants to join (generation 0). To a server: a worker of the address book.
@@ -73,7 +78,7 @@ struct AddressBook {
   Role your_role = Role::worker;
   uint32_t your_rank = 0;
   JobConfig config;
-  std::vector<NodeInfo> nodes;  // servers by rank, then workers by rank
+  std::vector<NodeInfo> nodes;  // servers by rank, then workers by rank; decode() sees to it
 };
 
 struct JoinRefused {
@@ -87,9 +92,12 @@ struct Heartbeat {
   uint64_t count = 0;
 };
 struct Leave {};  // a node ends normally
-struct Failed {
+struct Failed {   // a node ends because of an error
   std::string reason;
-};                            // a node ends because of an error
+  // The Code that every worker shall raise. 0: nothing but this node itself has failed, so to the
+  // others it is lost.
+  uint8_t code = 0;
+};
 struct LeaveAcknowledged {};  // the scheduler has taken note: the node may close
 enum class GoneHow : uint8_t { left = 0, failed = 1, lost = 2 };
 struct NodeGone {  // scheduler to all
@@ -98,6 +106,7 @@ struct NodeGone {  // scheduler to all
   std::string host;
   GoneHow how = GoneHow::lost;
   std::string reason;
+  uint8_t code = 0;  // failed: as it said
 };
 struct Stop {
   std::string reason;
@@ -167,6 +176,9 @@ struct PlaceKeys {
   uint64_t sequence = 0;
   std::vector<KeySpec> keys;
 };
+struct DropKeys {  // of an init that another server refused: nobody knows them any more
+  std::vector<uint32_t> keys;
+};
 struct SetOptimizer {
   uint64_t sequence = 0;
   OptimizerSpec optimizer;
@@ -224,7 +236,7 @@ struct Chunk {
 using Message =
     std::variant<Join, AddressBook, JoinRefused, Heartbeat, Leave, Failed, LeaveAcknowledged,
                  NodeGone, Stop, Enter, Release, PlaceKeys, SetOptimizer, ServerAck, RingInfo,
-                 Credits, PullRequest, RoundDone, RoundFailed, PullFailed, Chunk>;
+                 Credits, PullRequest, RoundDone, RoundFailed, PullFailed, Chunk, DropKeys>;
 
 std::vector<std::byte> encode(const Hello& hello);
 Result<Hello> decode_hello(const void* data, size_t bytes);

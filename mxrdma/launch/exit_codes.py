@@ -3,6 +3,13 @@
 mxrdma-launch ends with 0 if every worker did, otherwise with the code of the process that failed first, 128 + n if signal
 n ended it. A worker's code is its script's own. After Ctrl-C it is 130, after TERM 143, after HUP 129. What follows is for
 the rest; the numbers are those of sysexits(3) where it has one.
+
+One failure makes others: who misses the first fails too. Which was the first is decided by
+1. the scheduler, which hears of every end before the others do (if that process has not ended, it gets some seconds to
+   end with its own code; if it has to be killed, or ended with 0 while others needed it, the job's code is PEER_LOST);
+2. without the scheduler's word, the order in which processes ended. Ends within half a second count as simultaneous:
+   then one by a signal comes before exits, since nobody is killed because of another's failure;
+3. servers and the scheduler come after workers if their code says only that they missed another node.
 """
 
 from typing import Dict, Type

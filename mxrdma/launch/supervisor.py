@@ -3,7 +3,8 @@
 The life of a job:
 - running, until all workers have ended well, one process fails, or a signal comes;
 - after a failure, VERDICT_S for the one that failed first to be known: others fail because of it, and may end earlier;
-- ending: a signal to the workers, TERM to all that is left, KILL; GRACE_S and TERM_S apart. See `_begin_end`.
+- ending: a signal to the workers, TERM to all that is left, KILL; GRACE_S and TERM_S apart. See `_begin_end`. Who is known
+  to have failed first is left alone until KILL, so that its code is its own.
 All of it, with what the processes themselves have started, is over within 10 s.
 """
 
@@ -24,7 +25,7 @@ from mxrdma.launch.plan import Plan, Process
 
 LISTEN_S = 60.0  # for the scheduler to bind its port: on a loaded machine Python alone takes seconds
 VERDICT_S = 2.0
-TEARDOWN_S = 2.0  # more, once, for the one that is known to have failed first: MXNet's end takes seconds under load
+TOGETHER_S = 0.5  # ends no further apart than that may be seen in another order than they happened
 GRACE_S = 2.0  # for workers to save what they want to save
 TERM_S = 1.5  # for everything after TERM
 KILL_S = 2.0  # for the kernel to be done with what was killed
@@ -49,6 +50,7 @@ class Child:
         self.name = process.name
         self.is_worker = process.role == "worker"
         self.code: Optional[int] = None  # as Python gives it: negative for a signal
+        self.ended_s = 0.0  # when we saw it, on the monotonic clock
         self.told = False  # to end: its code says nothing any more
 
 
@@ -63,6 +65,7 @@ class Supervisor:
         self._failures: List[Child] = []
         self._joined = self._plan.native  # native roles do not tell
         self._named: Optional[str] = None  # whom the scheduler saw fail first
+        self._awaited: Optional[Child] = None  # the same one, if it has not ended when the end of all begins
         self._code: Optional[int] = None  # decided when the end begins
         self._signals: List[int] = []
         self._timers: List[Tuple[float, Callable[[], None]]] = []
@@ -249,6 +252,7 @@ class Supervisor:
             if child is not None:  # else an orphan that came to us, or the guard
                 code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
                 child.code = child.popen.returncode = code
+                child.ended_s = time.monotonic()
                 ended.append(child)
         # Several at once: who was ended by a signal did not follow from the others, whatever the order of their pids.
         for child in sorted(ended, key=lambda one: (one.code or 0) >= 0):
@@ -261,6 +265,8 @@ class Supervisor:
             self._failures.append(child)
             if len(self._failures) == 1:
                 self._after(VERDICT_S, self._fail)
+        if child is self._awaited and not child.told:
+            self._blame(child)
         if self._ending:
             self._after_an_end()
         elif self._failures:
@@ -282,38 +288,46 @@ class Supervisor:
         workers = [child for child in self._children.values() if child.is_worker]
         return len(workers) == self._plan.workers and all(child.code == 0 for child in workers)
 
+    def _first_named(self) -> Optional[Child]:
+        return next((child for child in self._children.values() if child.name == self._named), None)
+
     def _failure_is_certain(self) -> bool:
-        if any(child.name == self._named for child in self._failures):
-            return True
-        by_signal = (self._failures[0].code or 0) < 0 and self._named is None
-        return by_signal or all(child.code is not None for child in self._children.values())
+        named = self._first_named()
+        if named is not None:
+            return named.code is not None
+        return (self._failures[0].code or 0) < 0 or all(child.code is not None for child in self._children.values())
 
     def _culprit(self) -> Child:
-        """Who failed first: whom the scheduler named, else the first to end that does not just miss another node."""
+        """Who failed first, as well as can be told; see exit_codes."""
         first = self._failures[0]
+        named = self._first_named()
+        if named is not None:
+            return named
         for child in self._failures:
-            if child.name == self._named:
+            if (child.code or 0) < 0 and child.ended_s - first.ended_s <= TOGETHER_S:
                 return child
-        if (first.code or 0) < 0:
-            return first
         for child in self._failures:
             if child.is_worker or child.code not in (exit_codes.PEER_LOST, exit_codes.FAILED):
                 return child
         return first
 
-    def _fail(self, may_wait: bool = True) -> None:
+    def _fail(self) -> None:
         if self._ending:
             return
-        awaited = self._named is not None and all(child.name != self._named for child in self._failures)
-        if may_wait and awaited and any(child.name == self._named for child in self._children.values()):
-            self._after(TEARDOWN_S, lambda: self._fail(may_wait=False))
-            return
         culprit = self._culprit()
-        code = culprit.code or 0
-        self._code = exit_codes.of_wait_status(code)
-        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        self._output.say(f"{culprit.name} {how}; ending the job")
+        if culprit.code is None:
+            self._awaited = culprit
+            self._code = exit_codes.PEER_LOST  # unless it ends by itself after all
+        else:
+            self._blame(culprit)
         self._begin_end(signal.SIGTERM)
+
+    def _blame(self, child: Child) -> None:
+        code = child.code or 0
+        self._code = exit_codes.of_wait_status(code) or exit_codes.PEER_LOST
+        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        early = "" if code else " while others needed it"
+        self._output.say(f"{child.name} {how}{early}; ending the job")
 
     # ---- the end
 
@@ -324,8 +338,9 @@ class Supervisor:
         self._timers.clear()
         workers = [c for c in self._children.values() if c.is_worker and c.code is None]
         for child in workers:
-            child.told = True
-            _signal_group(child, first_signal)
+            if child is not self._awaited:
+                child.told = True
+                _signal_group(child, first_signal)
         if workers:
             self._after(GRACE_S, self._term_all)
         else:
@@ -341,22 +356,28 @@ class Supervisor:
         self._stage = "servers"
         self._timers.clear()
         for child in self._children.values():
-            child.told = True
+            child.told = child is not self._awaited
             # A node that is told to go misses others that are told the same: nothing that anybody needs to read.
             if not child.is_worker and not self._verbose:
                 self._output.mute(child.name)
-        schedulers = [pid for pid, child in self._children.items() if child.process.role == "scheduler"]
-        processes.send(set(self._everything()) - set(schedulers), signal.SIGTERM)
+        spared = {pid for pid, child in self._children.items() if child.process.role == "scheduler"}
+        if self._awaited is not None and self._awaited.code is None:
+            awaited = self._awaited.popen.pid
+            spared |= {awaited} | processes.descendants(awaited, processes.snapshot())
+        processes.send(set(self._everything()) - spared, signal.SIGTERM)
         self._after(TERM_S, self._kill_all)
         self._after_an_end()
 
     def _term_scheduler(self) -> None:
         self._stage = "scheduler"
-        left = [pid for pid, child in self._children.items() if child.code is None]
+        left = [pid for pid, child in self._children.items() if child.code is None and child is not self._awaited]
         processes.send(left, signal.SIGTERM)
 
     def _kill_all(self) -> None:
         self._killed = True
+        if self._awaited is not None and self._awaited.code is None and not self._awaited.told:
+            self._awaited.told = True
+            self._output.say(f"{self._awaited.name}, which failed first, does not end by itself; ending the job")
         self._timers.clear()
         processes.send(self._everything(), signal.SIGKILL)
         self._after(0.1, self._kill_all)  # until all are reaped; a process may have forked meanwhile

@@ -87,7 +87,10 @@ def carriers(variable):
 
 
 def role_of(pid):
-    """("worker", "0") and the like, from the environment of a process of a job."""
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
+    """("worker", "0") and the like, from the environment of a process of a job; blank if it has none or has ended."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
+    except OSError:
+        return "", ""
     return pairs.get(b"MXRDMA_ROLE", b"").decode(), pairs.get(b"MXRDMA_RANK", b"").decode()

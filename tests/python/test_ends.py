@@ -67,7 +67,13 @@ ENDS = {
     "outstanding pulls": ("for _ in range(20): kv.pushpull(0, big, out=out)", 0),
     "deleted": ("kv.pushpull(0, big, out=out)\ndel kv", 0),
     "cycle": ("loop = [kv]\nloop.append(loop)\nglobals()['held'] = loop", 0),
+    "garbage cycle": ("kv.pushpull(0, big, out=out)\nloop = [kv]\nloop.append(loop)\ndel loop, kv", 0),
+    "global dict": ("kv.pushpull(0, big, out=out)\nkept = {'kv': kv}\ndel kv", 0),
     "sys.exit(0)": ("kv.push(0, big)\nsys.exit(0)", 0),
+    "sys.exit in a thread": (
+        "import threading\nkv.pushpull(0, big, out=out)\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()",
+        0,
+    ),
 }
 
 

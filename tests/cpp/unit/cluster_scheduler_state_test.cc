@@ -303,6 +303,22 @@ TEST(ClusterLoss, AFailureIsToldWithItsReason) {
   EXPECT_TRUE(job.state.over()) << "bounded, though nobody went";
 }
 
+TEST(ClusterLoss, TheClassOfAFailureReachesAllAndTheSchedulersOwnStays) {
+  Job job;
+  job.started();
+  wire::Enter barrier;
+  barrier.sequence = 1;
+  job.say(2, barrier);
+  job.say(1, wire::Failed{"server 0: the updater failed", static_cast<uint8_t>(Code::updater)});
+  const auto gone = job.all<wire::NodeGone>(2);
+  ASSERT_EQ(gone.size(), 1u);
+  EXPECT_EQ(static_cast<Code>(gone[0].code), Code::updater);
+  const auto released = job.all<wire::Release>(2);
+  ASSERT_EQ(released.size(), 1u);
+  EXPECT_EQ(static_cast<Code>(released[0].code), Code::updater);
+  EXPECT_EQ(job.state.status().code(), Code::worker_lost);
+}
+
 TEST(ClusterLoss, AServerThatLeavesEarlyIsALoss) {
   Job job;
   job.started();

@@ -180,6 +180,44 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+TEST(SchedulerCore, AnInitThatAServerRefusedCanBeTriedAgain) {
+  Rig rig;
+  rig.start();
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.register_keys(1));
+  rig.acknowledge(3, 1);
+  rig.acknowledge(4, 1, Code::internal, "no memory");
+  for (PeerId worker : {1, 2})
+    EXPECT_EQ(code_of(rig.received<wire::Release>(worker).at(0)), Code::internal);
+  const uint32_t refused = rig.received<wire::PlaceKeys>(3)[0].keys[0].id;
+  for (PeerId server : {3, 4}) {
+    const auto dropped = rig.received<wire::DropKeys>(server);
+    ASSERT_EQ(dropped.size(), 1u) << "the other server has it";
+    EXPECT_EQ(dropped[0].keys, std::vector<uint32_t>{refused});
+  }
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.register_keys(2, 100));
+  for (PeerId server : {3, 4}) {
+    ASSERT_EQ(rig.received<wire::PlaceKeys>(server).size(), 2u);
+    EXPECT_NE(rig.received<wire::PlaceKeys>(server)[1].keys[0].id, refused);
+    rig.acknowledge(server, 2);
+  }
+  for (PeerId worker : {1, 2}) {
+    const wire::Release release = rig.received<wire::Release>(worker).at(1);
+    EXPECT_EQ(code_of(release), Code::ok) << release.reason;
+    EXPECT_EQ(release.keys.size(), 1u);
+  }
+}
+
+TEST(SchedulerCore, ALateRefusalWithdrawsNothing) {
+  Rig rig;
+  rig.start();
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.register_keys(1));
+  for (PeerId server : {3, 4}) rig.acknowledge(server, 1);
+  rig.acknowledge(4, 1, Code::internal, "late");
+  EXPECT_TRUE(rig.received<wire::DropKeys>(3).empty());
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.register_keys(2));
+  EXPECT_EQ(code_of(rig.received<wire::Release>(1).at(1)), Code::invalid_argument);
+}
+
 TEST(SchedulerCore, KeysAreReleasedOnceAllServersHaveThem) {
   Rig rig;
   rig.start();

@@ -43,6 +43,29 @@ TEST(StoreDirectory, PlacesKeysUnderDenseIds) {
   EXPECT_EQ(placed.value()[0].shares[0].bytes, 4u);
 }
 
+TEST(StoreDirectory, WhatIsWithdrawnCanBeRegisteredAgainAsAnythingElse) {
+  Directory directory(2), untouched(2);
+  const Requests kept{request("s:kept", {500})}, first{request("s:a", {1000, 1000})};
+  ASSERT_TRUE(directory.register_keys({kept, kept}).is_ok());
+  ASSERT_TRUE(untouched.register_keys({kept, kept}).is_ok());
+  const auto placed = directory.register_keys({first, first});
+  ASSERT_TRUE(placed.is_ok());
+  directory.withdraw(placed.value());
+  directory.withdraw(placed.value());  // a second time is nothing
+  EXPECT_EQ(directory.keys().size(), 1u);
+  const Requests again{request("s:a", {7, 100000}, DType::float64)};
+  const auto retried = directory.register_keys({again, again});
+  ASSERT_TRUE(retried.is_ok()) << retried.status().message();
+  EXPECT_EQ(retried.value()[0].id, 2u) << "a late word about the first one must not hit it";
+  const auto expected = untouched.register_keys({again, again});
+  ASSERT_EQ(retried.value()[0].shares.size(), expected.value()[0].shares.size());
+  for (size_t i = 0; i < expected.value()[0].shares.size(); ++i) {
+    EXPECT_EQ(retried.value()[0].shares[i].server, expected.value()[0].shares[i].server);
+    EXPECT_EQ(retried.value()[0].shares[i].bytes, expected.value()[0].shares[i].bytes);
+  }
+  EXPECT_FALSE(directory.register_keys({again, again}).is_ok()) << "now it is there";
+}
+
 TEST(StoreDirectory, RefusesWhatRanksDisagreeOnAndChangesNothing) {
   Directory directory(1);
   const auto a = request("s:a", {2, 3});

@@ -36,7 +36,7 @@ struct Maker {
 
   KeyRequest request() {
     KeyRequest key;
-    key.name = text(30);
+    key.name = (below(2) == 0 ? "i:" : "s:") + text(30);
     key.updater_index = static_cast<int64_t>(random());
     key.dtype = static_cast<DType>(below(7));
     key.elements = 1;
@@ -80,23 +80,32 @@ struct Maker {
     return spec;
   }
 
+  Role member() { return static_cast<Role>(1 + below(2)); }
+  AddressBook book() {
+    AddressBook book;
+    book.generation = 1 + below(UINT64_MAX);
+    uint32_t* fields = &book.config.workers;
+    for (int i = 0; i < 10; ++i) fields[i] = static_cast<uint32_t>(below(kMaxNodes));
+    book.config.servers = static_cast<uint32_t>(1 + below(3));
+    book.config.workers = static_cast<uint32_t>(1 + below(3));
+    for (uint32_t rank = 0; rank < book.config.servers; ++rank)
+      book.nodes.push_back({Role::server, rank, random(), text(20), "h" + text(20),
+                            static_cast<uint16_t>(1 + below(65535))});
+    for (uint32_t rank = 0; rank < book.config.workers; ++rank)
+      book.nodes.push_back({Role::worker, rank, random(), text(20), text(20), 0});
+    book.your_role = member();
+    book.your_rank = static_cast<uint32_t>(
+        below(book.your_role == Role::server ? book.config.servers : book.config.workers));
+    return book;
+  }
+
   Message message(size_t type) {
     switch (type) {
       case 0:
         return Join{role(),   static_cast<uint32_t>(random()), random(), text(20),
                     text(20), static_cast<uint16_t>(random())};
       case 1: {
-        AddressBook book;
-        book.generation = random();
-        book.your_role = role();
-        book.your_rank = static_cast<uint32_t>(random());
-        uint32_t* fields = &book.config.workers;
-        for (int i = 0; i < 10; ++i) fields[i] = static_cast<uint32_t>(below(kMaxNodes));
-        book.nodes.resize(below(5));
-        for (NodeInfo& node : book.nodes)
-          node = {role(),   static_cast<uint32_t>(random()), random(), text(20),
-                  text(20), static_cast<uint16_t>(random())};
-        return book;
+        return book();
       }
       case 2:
         return JoinRefused{code(), text(40)};
@@ -105,12 +114,13 @@ struct Maker {
       case 4:
         return Leave{};
       case 5:
-        return Failed{text(40)};
+        return Failed{text(40), code()};
       case 6:
         return LeaveAcknowledged{};
       case 7:
-        return NodeGone{role(), static_cast<uint32_t>(random()), text(20),
-                        static_cast<GoneHow>(below(3)), text(40)};
+        return NodeGone{member(), static_cast<uint32_t>(below(kMaxNodes)),
+                        text(20), static_cast<GoneHow>(below(3)),
+                        text(40), code()};
       case 8:
         return Stop{text(40)};
       case 9: {
@@ -157,6 +167,12 @@ struct Maker {
       case 19:
         return PullFailed{static_cast<uint32_t>(random()), static_cast<uint32_t>(random()), code(),
                           text(40)};
+      case 21: {
+        DropKeys drop;
+        drop.keys.resize(below(6));
+        for (uint32_t& key : drop.keys) key = static_cast<uint32_t>(below(kMaxKeys));
+        return drop;
+      }
       default: {
         Chunk chunk;
         chunk.total = random();
@@ -215,11 +231,11 @@ bool same(const JoinRefused& a, const JoinRefused& b) {
 }
 bool same(const Heartbeat& a, const Heartbeat& b) { return a.count == b.count; }
 bool same(const Leave&, const Leave&) { return true; }
-bool same(const Failed& a, const Failed& b) { return a.reason == b.reason; }
+bool same(const Failed& a, const Failed& b) { return a.reason == b.reason && a.code == b.code; }
 bool same(const LeaveAcknowledged&, const LeaveAcknowledged&) { return true; }
 bool same(const NodeGone& a, const NodeGone& b) {
   return a.role == b.role && a.rank == b.rank && a.host == b.host && a.how == b.how &&
-         a.reason == b.reason;
+         a.reason == b.reason && a.code == b.code;
 }
 bool same(const Stop& a, const Stop& b) { return a.reason == b.reason; }
 bool same(const Enter& a, const Enter& b) {
@@ -256,6 +272,7 @@ bool same(const RoundFailed& a, const RoundFailed& b) {
 bool same(const PullFailed& a, const PullFailed& b) {
   return a.pull_op == b.pull_op && a.key == b.key && a.code == b.code && a.reason == b.reason;
 }
+bool same(const DropKeys& a, const DropKeys& b) { return a.keys == b.keys; }
 bool same(const Chunk& a, const Chunk& b) {
   return a.total == b.total && a.offset == b.offset && a.bytes == b.bytes;
 }
@@ -383,6 +400,85 @@ TEST(WireControl, ContradictoryKeysAreRefused) {
   bad = key;
   bad.id = kMaxKeys;
   EXPECT_TRUE(refused(bad));
+  EXPECT_TRUE(decode_exact(one(DropKeys{{0, kMaxKeys - 1}})).is_ok());
+  EXPECT_FALSE(decode_exact(one(DropKeys{{0, kMaxKeys}})).is_ok());
+}
+
+TEST(WireControl, ABookThatIsNotInOrderIsRefused) {
+  Maker maker{Random(7)};
+  AddressBook book = maker.book();
+  book.config.servers = book.config.workers = 2;
+  book.nodes = {{Role::server, 0, 1, "a", "a", 1000},
+                {Role::server, 1, 2, "b", "b", 1001},
+                {Role::worker, 0, 3, "c", "", 0},
+                {Role::worker, 1, 4, "d", "", 0}};
+  book.your_role = Role::worker;
+  book.your_rank = 1;
+  ASSERT_TRUE(decode_exact(one(book)).is_ok());
+  const auto refused = [](const AddressBook& bad) { return !decode_exact(one(bad)).is_ok(); };
+  AddressBook bad = book;
+  std::swap(bad.nodes[0], bad.nodes[1]);
+  EXPECT_TRUE(refused(bad)) << "servers out of order";
+  bad = book;
+  bad.nodes[1].rank = 0;
+  EXPECT_TRUE(refused(bad)) << "a rank twice";
+  bad = book;
+  bad.nodes[1].rank = 4000000000u;
+  EXPECT_TRUE(refused(bad)) << "a rank beyond the job";
+  bad = book;
+  std::swap(bad.nodes[1], bad.nodes[2]);
+  EXPECT_TRUE(refused(bad)) << "a worker among servers";
+  bad = book;
+  bad.nodes[2].role = Role::scheduler;
+  EXPECT_TRUE(refused(bad)) << "a scheduler";
+  bad = book;
+  bad.nodes.pop_back();
+  EXPECT_TRUE(refused(bad)) << "too few";
+  bad = book;
+  bad.nodes.push_back({Role::worker, 2, 5, "e", "", 0});
+  EXPECT_TRUE(refused(bad)) << "too many";
+  bad = book;
+  bad.nodes[0].listen_port = 0;
+  EXPECT_TRUE(refused(bad)) << "a server that cannot be reached";
+  bad = book;
+  bad.your_rank = 2;
+  EXPECT_TRUE(refused(bad)) << "no such worker";
+  bad = book;
+  bad.your_role = Role::scheduler;
+  EXPECT_TRUE(refused(bad)) << "we are no scheduler";
+  bad = book;
+  bad.generation = 0;
+  EXPECT_TRUE(refused(bad)) << "generation 0";
+}
+
+TEST(WireControl, AGoneNodeMustBeOneThatCanBe) {
+  NodeGone gone{Role::server, kMaxNodes - 1, "a", GoneHow::failed, "why", 0};
+  ASSERT_TRUE(decode_exact(one(gone)).is_ok());
+  gone.rank = kMaxNodes;
+  EXPECT_FALSE(decode_exact(one(gone)).is_ok());
+  gone.rank = 0;
+  gone.role = Role::scheduler;
+  EXPECT_FALSE(decode_exact(one(gone)).is_ok());
+  gone.role = Role::worker;
+  gone.code = static_cast<uint8_t>(Code::internal) + 1;
+  EXPECT_FALSE(decode_exact(one(gone)).is_ok());
+  EXPECT_FALSE(decode_exact(one(Failed{"why", gone.code})).is_ok());
+}
+
+TEST(WireControl, NamesOfKeysAreCanonical) {
+  KeySpec key;
+  key.request.elements = 4;
+  key.shares = {{0, 0, 16}};
+  for (const char* name : {"i:3", "s:", "s:a", "s::"}) {
+    key.request.name = name;
+    EXPECT_TRUE(decode_exact(one(PlaceKeys{1, {key}})).is_ok()) << name;
+  }
+  for (const char* name : {"", "i", "s", ":", "a", "x:3", "i3", ":i"}) {
+    key.request.name = name;
+    EXPECT_FALSE(decode_exact(one(PlaceKeys{1, {key}})).is_ok()) << name;
+    EXPECT_EQ(shown_name(name), name);
+  }
+  EXPECT_EQ(shown_name("s:a:b"), "a:b");
 }
 
 TEST(WireControl, LongReasonsAreCutAtACharacter) {
