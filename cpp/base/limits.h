@@ -44,6 +44,11 @@ constexpr uint32_t kMaxSpans =
 constexpr uint32_t kMaxOutstandingPerPeer =
     512;  // posted and not yet done, writes and sends together
 
+// ---- RDMA devices
+// ---------------------------------------------------------------------------------------------
+constexpr size_t kMaxRdmaDevices = 64;  // of one host; eight cards with two functions are many
+constexpr size_t kMaxGids = 1024;       // of one port; cards have up to 256
+
 // ---- waits, milliseconds (defaults; configuration can change each)
 // ---------------------------------------------
 constexpr int kHandshakeTimeoutMs = 10'000;
