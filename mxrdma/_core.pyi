@@ -65,6 +65,11 @@ class Hyper:
     update_count: int
     def __init__(self, lr: float, wd: float, rescale_grad: float, update_count: int) -> None: ...
 
+class ArrayLayout:
+    """MXNet's type flag and the shape in elements of a key's arrays."""
+
+    def __init__(self, dtype: int, shape: Sequence[int]) -> None: ...
+
 class Engine:
     """MXNet's dependency engine through its C API (cpp/engine); opened from the path of libmxnet.so.
 
@@ -73,6 +78,8 @@ class Engine:
 
     runs_inline: bool  # MXNET_ENGINE_TYPE=NaiveEngine: an operation is waited for inside the call that pushes it
     def __init__(self, libmxnet_path: str) -> None: ...
+    def fits(self, handle: int, layout: ArrayLayout) -> bool:
+        """Whether the array is dense, lies in CPU memory and has this layout. Quicker than asking for each in Python."""
 
 class Worker:
     """A worker of the job (cpp/node/worker.h). Blocking calls notice Ctrl-C within about 100 ms."""

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -36,6 +36,7 @@ class KeyInfo:
         self.shape = shape
         self.dtype = dtype
         self.index = index
+        self.layout = _core.ArrayLayout(_arrays.TYPE_FLAGS[dtype], list(shape))
 
 
 class Session:
@@ -109,6 +110,24 @@ class Session:
 
     # ---- operations
 
+    def plain(self, key: Any, value: Any) -> Optional[Tuple[KeyInfo, int]]:
+        """The key's record and the array's handle, if this is one key with one array that the core takes as it is.
+
+        None means that the longer way is needed, which also finds out what is wrong, if anything is. A model has hundreds
+        of keys, and asking MXNet for each fact of each array from Python takes longer than all else of a small push.
+        """
+        if isinstance(value, (list, tuple)):
+            if len(value) != 1:
+                return None
+            value = value[0]
+        if type(key) not in (int, str) or not isinstance(value, NDArray):
+            return None
+        info = self.keys.get(key)
+        if info is None:
+            return None
+        handle = _arrays.handle(value)
+        return (info, handle) if self.engine.fits(handle, info.layout) else None
+
     def hyper(self, info: KeyInfo) -> _core.Hyper:
         """The hyper-parameters of the next push of this key, which they count."""
         return _NO_HYPER if self.live is None else self.live.next(info.index)
@@ -117,6 +136,10 @@ class Session:
         """InvalidArgument unless these arrays can be pushed to the key."""
         for array in arrays:
             _arrays.check_like(info.key, array, info.shape, info.dtype, "the pushed value")
+        self.check_updatable(info)
+
+    def check_updatable(self, info: KeyInfo) -> None:
+        """InvalidArgument if the optimizer cannot update keys of this type."""
         if self.live is not None and self.live.element_wise and info.dtype.kind != "f":
             raise InvalidArgument(
                 f"key {info.key!r} has type {info.dtype}, but {type(self.live.optimizer).__name__} updates "

@@ -101,6 +101,13 @@ class RdmaKVStore(KVStore):
         """
         session = self._session
         session.check()
+        plain = session.plain(key, value)
+        if plain is not None:
+            info, handle = plain
+            session.check_updatable(info)
+            session.worker.push(session.engine, info.id, handle, session.hyper(info), priority)
+            session.check_inline()
+            return
         values = self._checked_pushes(_arrays.group(key, value, "value"))
         for one, arrays in values.items():
             info = session.keys[one]
@@ -112,7 +119,14 @@ class RdmaKVStore(KVStore):
         """Writes the result of this worker's last push of each key into `out` (several arrays: into each)."""
         if out is None:
             raise InvalidArgument("pull needs out=")
-        self._session.check()
+        session = self._session
+        session.check()
+        plain = session.plain(key, out)
+        if plain is not None:
+            info, handle = plain
+            session.worker.pull(session.engine, info.id, handle, priority)
+            session.check_inline()
+            return
         outputs = _arrays.group(key, out, "out")
         if ignore_sparse:
             outputs = {one: [array for array in arrays if array.stype == "default"] for one, arrays in outputs.items()}
@@ -124,6 +138,14 @@ class RdmaKVStore(KVStore):
         """push, then pull, in one exchange with the servers. Without `out` the result is written to `value`."""
         session = self._session
         session.check()
+        plain = session.plain(key, value)
+        target = plain if out is None else session.plain(key, out)
+        if plain is not None and target is not None:
+            info, handle = plain
+            session.check_updatable(info)
+            session.worker.pushpull(session.engine, info.id, handle, target[1], session.hyper(info), priority)
+            session.check_inline()
+            return
         values = self._checked_pushes(_arrays.group(key, value, "value"))
         outputs = values if out is None else _arrays.group(key, out, "out")
         if set(values) != set(outputs):

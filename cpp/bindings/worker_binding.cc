@@ -270,12 +270,24 @@ py::dict counters_dict(const node::WorkerCounters& counters) {
 }  // namespace
 
 void bind_worker(py::module_& module) {
+  py::class_<engine::ArrayLayout>(module, "ArrayLayout")
+      .def(py::init([](int dtype, std::vector<int64_t> shape) {
+             return engine::ArrayLayout{dtype, std::move(shape)};
+           }),
+           py::arg("dtype"), py::arg("shape"));
+
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](const std::string& path) {
              return value_or_raise(without_gil([&] { return Engine::open(path); }));
            }),
            py::arg("libmxnet_path"))
-      .def_property_readonly("runs_inline", &Engine::runs_inline);
+      .def_property_readonly("runs_inline", &Engine::runs_inline)
+      .def(
+          "fits",
+          [](const Engine& self, uintptr_t handle, const engine::ArrayLayout& layout) {
+            return self.fits(reinterpret_cast<void*>(handle), layout);
+          },
+          py::arg("handle"), py::arg("layout"));
 
   py::class_<PyWorker>(module, "Worker")
       .def(py::init<const node::NodeOptions&>(), py::arg("options"))

@@ -35,6 +35,10 @@ Result<std::shared_ptr<const Api>> Api::load(const std::string& libmxnet_path) {
   need("MXNDArrayToDLPack", &api->to_dlpack);
   need("MXNDArrayCallDLPackDeleter", &api->delete_dlpack);
   need("MXNDArrayCreateEx64", &api->create_array);
+  need("MXNDArrayGetStorageType", &api->get_storage_type);
+  need("MXNDArrayGetDType", &api->get_dtype);
+  need("MXNDArrayGetContext", &api->get_context);
+  need("MXNDArrayGetShapeEx64", &api->get_shape);
   if (missing)
     return Status(Code::unsupported,
                   libmxnet_path + " has no " + missing + "; mxrdma needs MXNet 1.9.1");

@@ -68,6 +68,10 @@ struct Api {
   int (*free_array)(Handle array);
   int (*to_dlpack)(Handle array, DlTensor** out);
   int (*delete_dlpack)(DlTensor* tensor);
+  int (*get_storage_type)(Handle array, int* type);
+  int (*get_dtype)(Handle array, int* dtype);
+  int (*get_context)(Handle array, int* device_type, int* device_id);
+  int (*get_shape)(Handle array, int* dimensions, const int64_t** shape);
   int (*create_array)(const int64_t* shape, int dimensions, int device_type, int device_id,
                       int delay_allocation, int dtype, Handle* out);
   // C++ functions, for arrays in oneDNN's blocked layout; only of the version whose layout we know,

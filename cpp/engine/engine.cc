@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -12,6 +13,10 @@
 
 namespace mxrdma::engine {
 namespace {
+
+// Numbers of MXNet's C API.
+constexpr int kDenseStorage = 0;
+constexpr int kCpu = 1, kCpuPinned = 3, kCpuShared = 5;
 
 // The probe operation of detect_inline() touches nothing and waits for nobody; a loaded machine may
 // be slow.
@@ -105,6 +110,19 @@ Status Engine::detect_inline() {
     return Status(Code::internal, "MXNet's engine runs no operation");
   runs_inline_ = outcome->thread == std::this_thread::get_id();
   return outcome->status;
+}
+
+bool Engine::fits(void* handle, const ArrayLayout& layout) const {
+  int storage = 0, dtype = 0, device_type = 0, device_id = 0, dimensions = 0;
+  const int64_t* shape = nullptr;
+  if (api_->get_storage_type(handle, &storage) != 0 || storage != kDenseStorage ||
+      api_->get_context(handle, &device_type, &device_id) != 0 ||
+      (device_type != kCpu && device_type != kCpuPinned && device_type != kCpuShared) ||
+      api_->get_dtype(handle, &dtype) != 0 || dtype != layout.dtype ||
+      api_->get_shape(handle, &dimensions, &shape) != 0)
+    return false;
+  return std::equal(shape, shape + std::max(dimensions, 0), layout.shape.begin(),
+                    layout.shape.end());
 }
 
 bool Engine::may_share(void* handle, void* other) const {

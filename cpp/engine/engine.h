@@ -8,12 +8,19 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
 namespace mxrdma::engine {
 
 struct Api;
+
+// What a key's arrays must be like for the core to take them as they are.
+struct ArrayLayout {
+  int dtype = 0;               // MXNet's type flag
+  std::vector<int64_t> shape;  // in elements
+};
 
 // Ends the operation for MXNet: what waits for the array goes on, and with an error the next wait
 // on it raises. Call it exactly once, from any thread; it returns quickly and never needs Python's
@@ -49,6 +56,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // MXNET_ENGINE_TYPE=NaiveEngine: an operation runs, and is waited for, inside the call that
   // pushes it.
   bool runs_inline() const { return runs_inline_; }
+  // Whether the array is dense, lies in CPU memory, and has this layout. False also if MXNet cannot
+  // say: whoever asks finds the reason by other means.
+  bool fits(void* handle, const ArrayLayout& layout) const;
   // Whether two arrays may be views of one; true if that cannot be told.
   bool may_share(void* handle, void* other) const;
 

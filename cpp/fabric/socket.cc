@@ -13,6 +13,9 @@ namespace mxrdma::fabric {
 namespace {
 
 constexpr int kBacklog = 512;
+constexpr int kKeepaliveIdleS = 10;
+constexpr int kKeepaliveIntervalS = 5;
+constexpr int kLastReads = 1024;  // more than a socket's buffer holds
 
 Address address_of(const sockaddr_storage& storage, socklen_t bytes) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
@@ -61,10 +64,29 @@ Result<std::vector<SocketAddress>> resolve(const Address& address, bool passive)
 }
 
 Status prepare_stream(int fd) {
-  const int on = 1;
-  if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0)
-    return Status(Code::fabric, "TCP_NODELAY: " + errno_text(errno));
+  // By itself TCP takes a quarter of an hour to find that a host was cut off, and never if nothing
+  // is sent to it: keepalive probes ask, and the user timeout counts for them too.
+  const struct {
+    int level, name, value;
+    const char* text;
+  } options[] = {
+      {IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"},
+      {IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledgedMs, "TCP_USER_TIMEOUT"},
+      {IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveIdleS, "TCP_KEEPIDLE"},
+      {IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveIntervalS, "TCP_KEEPINTVL"},
+      {SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
+  };
+  for (const auto& option : options)
+    if (setsockopt(fd, option.level, option.name, &option.value, sizeof option.value) != 0)
+      return Status(Code::fabric, std::string(option.text) + ": " + errno_text(errno));
   return Status::ok();
+}
+
+void end_stream(int fd) {
+  if (fd < 0 || shutdown(fd, SHUT_WR) != 0) return;
+  char waste[4096];
+  for (int i = 0; i < kLastReads && recv(fd, waste, sizeof waste, MSG_DONTWAIT) > 0; ++i) {
+  }
 }
 
 Result<Fd> listen_tcp(const Address& address, Address* actual) {

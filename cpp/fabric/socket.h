@@ -28,6 +28,9 @@ Result<Fd> begin_connect(const SocketAddress& address);
 int connect_error(int fd);
 bool is_connected_to_itself(int fd);
 Status prepare_stream(int fd);
+// Before the descriptor is closed: what was sent goes out, which a close with unread data would cut
+// off by a reset.
+void end_stream(int fd);
 std::string local_and_peer(int fd);
 
 Result<Fd> listen_abstract(const std::string& name);

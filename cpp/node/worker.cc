@@ -61,7 +61,8 @@ struct Slot {
 struct Worker::Implementation {
   using Command = std::function<void(WorkerCore*)>;
 
-  explicit Implementation(const NodeOptions& node_options) : options(node_options) {}
+  Implementation(Worker* worker, const NodeOptions& node_options)
+      : owner(worker), options(node_options) {}
 
   // The order of commands is the order of the users' calls. Every command is one user operation in
   // flight or a step of one, so the queue is bounded by what the user has in flight.
@@ -156,6 +157,7 @@ struct Worker::Implementation {
     return failed;
   }
 
+  Worker* owner;
   NodeOptions options;
   std::unique_ptr<fabric::Fabric> fabric;
   std::thread thread;
@@ -163,7 +165,8 @@ struct Worker::Implementation {
   pid_t pid = 0;
   bool started = false, leaving = false;
 
-  mutable std::mutex mutex;  // commands, failed, published, closed, next_ticket, in_flight
+  // commands, failed, published, closed, next_ticket, in_flight, configurer
+  mutable std::mutex mutex;
   std::condition_variable idle_condition;
   std::vector<Command> commands;
   bool closed = false;
@@ -172,6 +175,7 @@ struct Worker::Implementation {
   WorkerCounters published;
   Ticket next_ticket = 1;
   uint64_t in_flight = 0;
+  std::thread::id configurer;  // who is in set_optimizer(), which may move keys between servers
 
   wire::AddressBook book;  // written before start_slot is given, constant afterwards
   std::string summary_text;
@@ -181,9 +185,10 @@ struct Worker::Implementation {
   Result<Ticket> open(const std::function<Command(Ticket, Completion)>& make, Completion done);
   Result<wire::Release> enter(wire::Enter enter, const Interrupt& interrupt);
   Status complete(const Interrupt& interrupt);
+  Status set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt);
 };
 
-Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(options)) {}
+Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(this, options)) {}
 
 Worker::~Worker() {
   const bool forked = implementation_->started && getpid() != implementation_->pid;
@@ -314,6 +319,20 @@ Status Worker::Implementation::complete(const Interrupt& interrupt) {
 
 Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt) {
   Implementation& self = *implementation_;
+  {
+    std::lock_guard<std::mutex> lock(self.mutex);
+    if (self.configurer != std::thread::id())
+      return Status(Code::invalid_argument, "set_optimizer is under way in another thread");
+    self.configurer = std::this_thread::get_id();
+  }
+  Status status = self.set_optimizer(spec, interrupt);
+  std::lock_guard<std::mutex> lock(self.mutex);
+  self.configurer = std::thread::id();
+  return status;
+}
+
+Status Worker::Implementation::set_optimizer(const wire::OptimizerSpec& spec,
+                                             const Interrupt& interrupt) {
   // The rest of the message needs some room too.
   if (spec.pickle.size() > kMaxBlobBytes - kMaxMessageBytes)
     return Status(Code::invalid_argument, "the optimizer " + spec.name + " pickles to " +
@@ -321,7 +340,7 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
                                               " bytes; at most " +
                                               std::to_string(kMaxBlobBytes - kMaxMessageBytes) +
                                               " can be sent to the servers. Does it hold data?");
-  Status status = self.complete(interrupt);
+  Status status = complete(interrupt);
   if (!status.is_ok()) return status;
   // Keys that would have to move to one server each are read before the servers drop them. Nobody
   // can complete a round meanwhile: that takes our push, and all of ours are complete.
@@ -330,9 +349,9 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
     std::vector<std::byte> bytes;
   };
   auto saved = std::make_shared<std::vector<Saved>>();
-  if (spec.kind == wire::OptimizerKind::python && rank() == 0 && num_servers() > 1) {
+  if (spec.kind == wire::OptimizerKind::python && book.your_rank == 0 && book.config.servers > 1) {
     auto plan = std::make_shared<Slot<bool>>();
-    self.post(
+    post(
         [saved, plan](WorkerCore* core) {
           for (const auto& entry : core->split_keys())
             saved->push_back({entry.first, std::vector<std::byte>(entry.second)});
@@ -342,34 +361,35 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
     Status interrupted;
     if (!plan->wait(interrupt, &interrupted)) return interrupted;
     for (Saved& key : *saved) {
-      Result<Ticket> pull = open_pull(key.id, 0, [](const Status&) {});
+      Result<Ticket> pull = owner->open_pull(key.id, 0, [](const Status&) {});
       if (!pull.is_ok()) return pull.status();
-      grant(pull.value(), key.bytes.data(), key.bytes.size());
+      owner->grant(pull.value(), key.bytes.data(), key.bytes.size());
     }
-    status = drain(kRoundTimeoutMs, interrupt);
+    status = owner->drain(kRoundTimeoutMs, interrupt);
     if (!status.is_ok()) return status;
   }
-  wire::Enter enter;
-  enter.kind = wire::CollectiveKind::set_optimizer;
-  enter.label = "set_optimizer";
-  enter.optimizer = spec;
-  if (rank() != 0)
-    enter.optimizer.pickle.clear();  // rank 0's is used; the others only have to agree on its name
-  Result<wire::Release> release = self.enter(std::move(enter), interrupt);
+  wire::Enter request;
+  request.kind = wire::CollectiveKind::set_optimizer;
+  request.label = "set_optimizer";
+  request.optimizer = spec;
+  if (book.your_rank != 0)
+    request.optimizer.pickle
+        .clear();  // rank 0's is used; the others only have to agree on its name
+  Result<wire::Release> release = enter(std::move(request), interrupt);
   if (!release.is_ok()) return release.status();
-  if (rank() != 0) return Status::ok();
+  if (book.your_rank != 0) return Status::ok();
   for (const wire::KeySpec& moved : release.value().moved) {
     auto found = std::find_if(saved->begin(), saved->end(),
                               [&](const Saved& key) { return key.id == moved.id; });
     if (found == saved->end())
       return Status(Code::internal,
                     "key " + wire::shown_name(moved.request.name) + " moved unexpectedly");
-    Result<Ticket> push =
-        open_push(moved.id, wire::PushKind::initial, store::Hyper{}, 0, [saved](const Status&) {});
+    Result<Ticket> push = owner->open_push(moved.id, wire::PushKind::initial, store::Hyper{}, 0,
+                                           [saved](const Status&) {});
     if (!push.is_ok()) return push.status();
-    supply(push.value(), found->bytes.data(), found->bytes.size());
+    owner->supply(push.value(), found->bytes.data(), found->bytes.size());
   }
-  return drain(kRoundTimeoutMs, interrupt);
+  return owner->drain(kRoundTimeoutMs, interrupt);
 }
 
 // ---- operations
@@ -382,6 +402,10 @@ Result<Ticket> Worker::Implementation::open(const std::function<Command(Ticket, 
   std::lock_guard<std::mutex> lock(mutex);
   if (!failed.is_ok()) return failed;
   if (closed || leaving) return Status(Code::closed, "the store is not connected");
+  if (configurer != std::thread::id() && configurer != std::this_thread::get_id())
+    return Status(
+        Code::invalid_argument,
+        "set_optimizer is under way in another thread; push and pull after it has returned");
   const Ticket ticket = next_ticket++;
   ++in_flight;
   Completion counted = [this, done = std::move(done)](const Status& status) {

@@ -1,9 +1,12 @@
 """Machines keep the style: formatters, linters, and words that do not belong into the product."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,28 @@ def test_clang_format():
     if not shutil.which("clang-format"):
         pytest.skip("clang-format is not installed")
     run("clang-format", "--dry-run", "--Werror", *map(str, tracked(".cc", ".h")))
+
+
+@pytest.mark.slow
+def test_clang_tidy():
+    """Names and a few kinds of bugs, see .clang-tidy. Reads how the plain lane of scripts/test compiles each file."""
+    database = ROOT / "build" / "plain"
+    if not shutil.which("clang-tidy"):
+        pytest.skip("clang-tidy is not installed")
+    if not (database / "compile_commands.json").exists():
+        pytest.skip("build/plain is not configured; ./scripts/test does it")
+    compiled = {Path(entry["file"]) for entry in json.loads((database / "compile_commands.json").read_text())}
+    files = [path for path in tracked(".cc") if path in compiled and ROOT / "cpp" in path.parents]
+    assert len(files) > 30
+
+    def check(path):
+        command = ["clang-tidy", "--quiet", "-p", str(database), str(path)]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        return "" if done.returncode == 0 else f"{path}: {done.stdout.decode(errors='replace')[-2000:]}"
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [text for text in pool.map(check, files) if text]
+    assert found == []
 
 
 def test_ruff():

@@ -273,3 +273,62 @@ def test_wrong_calls_are_refused_before_anything_is_sent(run_job):
         assert result["int32"] == result["int64"] == result["uint8"] == [2, 2, 2]
         assert result["after"] == [2, 2, 2, 2]
         assert result["second store"] == (True, "dist_rdma_sync", "dist_rdma_device_sync")
+
+
+def test_set_optimizer_in_another_thread_refuses_pushes_until_it_is_done(run_job):
+    """It may move keys between servers, which a push of the same worker must not meet half way."""
+    job = run_job(
+        """
+        import threading
+        kv.init(0, mx.nd.ones((4,)))
+        mx.nd.waitall()
+        if rank == 1:
+            time.sleep(3)
+            kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, wd=0.0, rescale_grad=1.0))
+        else:
+            thread = threading.Thread(target=kv.set_optimizer,
+                args=(mx.optimizer.SGD(learning_rate=0.5, wd=0.0, rescale_grad=1.0),))
+            thread.start()
+            time.sleep(1)
+            try:
+                kv.push(0, mx.nd.ones((4,)))
+            except mx.MXNetError as error:
+                result["error"] = str(error)
+            thread.join()
+        out = mx.nd.zeros((4,))
+        kv.pushpull(0, mx.nd.ones((4,)), out=out)
+        result["value"] = out.asnumpy()
+        """
+    )
+    assert "set_optimizer is under way in another thread" in job.results[0]["error"]
+    for result in job:
+        np.testing.assert_array_equal(result["value"], np.zeros(4))
+
+
+def test_what_fits_a_key_is_told_as_python_would(run_job):
+    """Engine.fits, which single arrays are checked by, against MXNet's own properties."""
+    job = run_job(
+        """
+        from mxrdma import _core
+        engine = _core.Engine(mx.libinfo.find_lib_path()[0])
+        shapes = [(1,), (3,), (2, 3), (3, 2), (1, 2, 3), (6,)]
+        flags = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
+        wrong = []
+        arrays = [mx.nd.zeros(shape, dtype=dtype, ctx=ctx)
+                  for shape in shapes for dtype in flags for ctx in (mx.cpu(), mx.cpu(3))]
+        arrays += [mx.nd.zeros((4, 3))[1:3], mx.nd.zeros((6,)).reshape((2, 3)), mx.np.zeros((2, 3))]
+        for array in arrays:
+            for shape in shapes:
+                for dtype, flag in flags.items():
+                    expected = tuple(array.shape) == shape and np.dtype(array.dtype) == np.dtype(dtype)
+                    if engine.fits(array.handle.value, _core.ArrayLayout(flag, shape)) != expected:
+                        wrong.append((array.shape, str(array.dtype), shape, dtype))
+        result["wrong"] = wrong
+        result["count"] = len(arrays)
+        result["sparse"] = engine.fits(mx.nd.sparse.zeros("row_sparse", (2, 3)).handle.value, _core.ArrayLayout(0, (2, 3)))
+        """,
+        workers=1,
+    )
+    assert job.results[0]["count"] == 87
+    assert job.results[0]["wrong"] == []
+    assert job.results[0]["sparse"] is False

@@ -370,6 +370,7 @@ std::vector<uint64_t> Connection::end_on_loop() {
   if (channel_) ids = channel_->abandon_on_loop();
   channel_.reset();
   ends_ = ShmEnds();
+  end_stream(control_.get());
   control_.reset();
   stage_ = Stage::dead;
   return ids;

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include "fabric/tcp/frame.h"
 #include "fabric_fixture.h"
 
 namespace mxrdma::fabric {
@@ -283,6 +284,47 @@ TEST(FabricBootstrap, ARendezvousThatEndsMeansTcpToo) {
   ASSERT_TRUE(pump({&client}, [&] { return !client.events.empty(); }));
   EXPECT_EQ(client.events[0].kind, Event::Kind::connected) << client.events[0].status.to_string();
   EXPECT_EQ(client.fabric->kind(client.events[0].peer), "tcp");
+}
+
+// A proven peer on tcp, in the test's hands.
+std::unique_ptr<RawPeer> raw_tcp_peer(End* server, const Address& address) {
+  auto peer = std::make_unique<RawPeer>(raw_connect(address), true);
+  std::vector<std::byte> body;
+  EXPECT_TRUE(pump({server}, [&] { return peer->step(&body) || peer->handshake().proven(); }));
+  peer->handshake().put_body(encode(Offer{Policy::tcp, host_identity(), {}}));
+  EXPECT_TRUE(pump({server}, [&] { return peer->step(&body); }));
+  peer->handshake().put_body(encode(Choice{false, "as asked"}));
+  peer->step(&body);
+  EXPECT_TRUE(pump({server}, [&] { return server->count(Event::Kind::accepted) == 1; }));
+  return peer;
+}
+
+TEST(FabricBootstrap, ARegionReleasedWithinAWriteCostsThePeerUnlessItIsClosedAtOnce) {
+  for (bool close : {false, true}) {
+    End server(Policy::automatic);
+    const auto peer = raw_tcp_peer(&server, server.listen());
+    const PeerId id = server.events[0].peer;
+    std::vector<std::byte> memory(100'000, std::byte{0x11});
+    Result<Region> region = server.fabric->register_memory(memory.data(), memory.size());
+    ASSERT_TRUE(region.is_ok());
+    Result<RemoteRegion> remote = server.fabric->describe(region.value().id, id);
+    ASSERT_TRUE(remote.is_ok());
+    FrameHeader header;
+    header.type = FrameType::write;
+    header.bytes = memory.size();
+    header.target = remote.value();
+    std::vector<std::byte> half(sizeof header + 1000, std::byte{0x22});
+    std::memcpy(half.data(), &header, sizeof header);
+    raw_send(peer->fd(), half);
+    ASSERT_TRUE(pump({&server}, [&] { return memory[999] == std::byte{0x22}; }));
+    server.fabric->release(region.value().id);
+    if (close) server.fabric->close(id);
+    raw_send(peer->fd(), std::vector<std::byte>(1000, std::byte{0x33}));
+    for (int i = 0; i < 20; ++i) server.poll(1);
+    EXPECT_EQ(server.count(Event::Kind::lost), close ? 0u : 1u);
+    EXPECT_EQ(server.count(Event::Kind::arrived), 0u);
+    EXPECT_EQ(memory[1000], std::byte{0x11}) << "written after the release";
+  }
 }
 
 TEST(FabricBootstrap, AnotherHostGetsNoRendezvous) {

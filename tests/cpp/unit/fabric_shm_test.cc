@@ -232,6 +232,8 @@ TEST(FabricShm, ReferencesStayInsideOfTheirRegion) {
 TEST(FabricShm, CountersThatLieCostTheConnection) {
   for (uint64_t produced : {uint64_t{shm::kRingDescriptors} + 1, ~uint64_t{0}, ~uint64_t{0} - 5}) {
     Harness h;
+    // Good descriptors everywhere: only the counter is wrong.
+    for (uint32_t i = 0; i < shm::kRingDescriptors; ++i) h.put(h.good(Kind::message, 0));
     h.control_in()->produced.store(produced);
     EXPECT_EQ(h.channel_->progress_on_loop().code(), Code::fabric) << produced;
     EXPECT_TRUE(h.events_.empty());
@@ -307,6 +309,26 @@ TEST(FabricShm, ASourceThatWasWithdrawnIsNotDelivered) {
   h.control_in()->withdrawn.store(1);
   EXPECT_EQ(h.channel_->progress_on_loop().code(), Code::fabric);
   EXPECT_TRUE(h.events_.empty());
+}
+
+TEST(FabricShm, AReferencedSourceIsOursUntilThePeerHasCopiedIt) {
+  Harness h;
+  std::shared_ptr<Segment> memory = segment(3 * shm::kReferenceBytes);
+  const Region ours = h.regions_.add(memory->base(), memory->bytes(), memory);
+  const LocalSpan span{ours.base, 2 * shm::kReferenceBytes + 1, ours.id};
+  ASSERT_TRUE(h.channel_->write(&span, 1, span.bytes, {0, span.bytes, 5}, 1, 77).is_ok());
+  ASSERT_TRUE(h.channel_->send("x", 1, 78).is_ok());
+  ASSERT_EQ(h.control_out()->produced.load(), 4u);
+  for (uint64_t consumed : {0, 1, 2}) {
+    h.control_out()->consumed.store(consumed);
+    ASSERT_TRUE(h.channel_->progress_on_loop().is_ok());
+    EXPECT_TRUE(h.events_.empty()) << consumed;
+  }
+  h.control_out()->consumed.store(3);
+  ASSERT_TRUE(h.channel_->progress_on_loop().is_ok());
+  ASSERT_EQ(h.events_.size(), 2u);
+  EXPECT_EQ(h.events_[0].id, 77u);
+  EXPECT_EQ(h.events_[1].id, 78u);
 }
 
 TEST(FabricShm, ASleepingReceiverIsRungOnceAndAnAwakeOneNever) {
