@@ -36,7 +36,10 @@ def _call_after(loader):
 
     def exec_module(module):
         del loader.exec_module
-        execute(module)
+        try:
+            execute(module)
+        except AttributeError as error:
+            raise _explained(error) from error
         if _Finder in sys.meta_path:
             sys.meta_path.remove(_Finder)
         register()
@@ -45,6 +48,18 @@ def _call_after(loader):
         loader.exec_module = exec_module
     except AttributeError:
         pass  # a loader without attributes of its own: `import mxrdma.kvstore` still works
+
+
+def _explained(error):
+    """MXNet 1.9.1 uses names that NumPy 1.24 has dropped. A later `pip install` of something else brings such a NumPy."""
+    numpy = sys.modules.get("numpy")
+    version = getattr(numpy, "__version__", "0.0")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (1, 24):
+        return error
+    return ImportError(
+        f"MXNet 1.9.1 needs NumPy below 1.24, but NumPy {version} is installed ({error}); "
+        "mend it by: pip install 'numpy<1.24'"
+    )
 
 
 def register():

@@ -120,6 +120,18 @@ def test_an_mxnet_that_fails_to_import_fails_as_before_and_can_be_tried_again(tm
     assert done.stdout.decode() == "no libmxnet\nDist_RDMA\n"
 
 
+@pytest.mark.parametrize(("version", "told"), [("1.24.0", True), ("1.26.4", True), ("2.0.1", True), ("1.23.5", False)])
+def test_a_numpy_that_is_too_new_for_mxnet_is_named(tmp_path, version, told):
+    put(tmp_path, FAKE_STORE)
+    put(tmp_path, {"numpy.py": f"__version__ = {version!r}", "mxnet/__init__.py": "import numpy\nnumpy.bool"})
+    done = python(tmp_path, "import mxnet")
+    assert done.returncode != 0
+    last = done.stdout.decode().strip().splitlines()[-1]
+    assert last.startswith("ImportError: MXNet 1.9.1 needs NumPy below 1.24") == told, last
+    assert (version in last and "pip install 'numpy<1.24'" in last) == told, last
+    assert last.startswith("AttributeError") != told, last
+
+
 def test_without_mxnet_nothing_is_different(tmp_path):
     done = python(tmp_path, "try:\n    import mxnet\nexcept ModuleNotFoundError as error:\n    print(error.name)\nimport json")
     assert done.stdout == b"mxnet\n"
