@@ -4,6 +4,7 @@ Each setting has one environment variable (some have MXNet's own name as a secon
 `SETTINGS`. `--help` texts and docs/settings.md are made from that table.
 """
 
+import difflib
 import os
 import re
 import socket
@@ -24,7 +25,10 @@ START_HINT = (
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"must be a whole number between {low} and {high}") from None
         if not low <= value <= high:
             raise ValueError(f"must be between {low} and {high}")
         return value
@@ -33,7 +37,10 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 
 def _milliseconds(text: str) -> int:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number of seconds") from None
     if not 0.001 <= value <= 1e6:
         raise ValueError("must be between 0.001 and 1000000 seconds")
     return round(value * 1000)
@@ -103,6 +110,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("MXRDMA_KVSTORE", str, "dist_rdma", "the store's name that the launcher chose (mxrdma.kvstore_name())"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
+_PREFIX = "MXRDMA_"
 
 
 class Settings:
@@ -216,6 +224,20 @@ def _bind_host(settings: Settings, scheduler_host: str) -> str:
     return str(found[0])
 
 
+def misspelt(environment: Mapping[str, str]) -> List[str]:
+    """A sentence for each MXRDMA_ variable that is no setting but nearly has the name of one: it is without effect."""
+    known = {setting.name[len(_PREFIX) :]: setting.name for setting in SETTINGS}
+    sentences = []
+    for name in sorted(environment):
+        rest = name[len(_PREFIX) :]
+        if not name.startswith(_PREFIX) or rest in known:
+            continue
+        close = difflib.get_close_matches(rest, list(known), 1, cutoff=0.75)
+        if close:
+            sentences.append(f"{name} is no setting and has no effect; did you mean {known[close[0]]}?")
+    return sentences
+
+
 def node_options(settings: Optional[Settings] = None) -> Any:
     """_core.NodeOptions of this process. ConfigError says what is missing."""
     from mxrdma import _core
@@ -241,6 +263,12 @@ def node_options(settings: Optional[Settings] = None) -> Any:
 def worker_options(settings: Optional[Settings] = None) -> Any:
     """_core.NodeOptions of a worker. ConfigError if this process was started as another role or outside a job."""
     settings = settings or Settings()
+    chosen = str(settings.get("MXRDMA_KVSTORE"))
+    if not chosen.startswith("dist_rdma"):
+        raise ConfigError(
+            f"this job was started with --kvstore {chosen}, but the script creates dist_rdma; "
+            "let the script say mx.kv.create(mxrdma.kvstore_name())"
+        )
     role = settings.get("MXRDMA_ROLE")
     if role not in (None, "worker"):
         raise ConfigError(f"MXRDMA_ROLE={role}: only a worker creates a store; {START_HINT}")

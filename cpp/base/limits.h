@@ -53,6 +53,7 @@ constexpr size_t kMaxGids = 1024;       // of one port; cards have up to 256
 // ---------------------------------------------
 constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr int kJoinTimeoutMs = 120'000;
+constexpr int kTellWaitingMs = 5'000;  // then a node says that it waits for the scheduler
 constexpr int kHeartbeatIntervalMs = 1'000;
 constexpr int kHeartbeatTimeoutMs = 15'000;
 constexpr int kStallReportMs = 60'000;  // first report of a late peer; then at doubling times

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "base/log.h"
 #include "cluster/scheduler_state.h"
 
 namespace mxrdma::node {
@@ -18,6 +20,7 @@ Membership::Membership(fabric::Fabric* fabric, const Clock* clock, const NodeOpt
 void Membership::start_on_loop(const fabric::Address& listen) {
   listen_ = listen;
   join_deadline_ms_ = clock_->now_ms() + options_.join_timeout_ms;
+  tell_waiting_ms_ = clock_->now_ms() + kTellWaitingMs;
   started_ = true;
 }
 
@@ -45,7 +48,7 @@ bool Membership::on_event_on_loop(const Event& event, std::vector<Notice>* notic
   const std::string scheduler = "scheduler at " + to_string(options_.scheduler);
   switch (event.kind) {
     case Event::Kind::connected: {
-      connected_ = true;
+      connected_ = ever_connected_ = true;
       outbox_ = std::make_unique<Outbox>(fabric_, peer_);
       wire::Join join;
       join.role = role_;
@@ -153,13 +156,9 @@ void Membership::tick_on_loop(std::vector<Notice>* notices) {
   }
   if (!has_book()) {
     if (now_ms >= join_deadline_ms_)
-      fail(Code::join_timeout,
-           std::string("not all nodes joined the scheduler at ") + to_string(options_.scheduler) +
-               " within " + std::to_string(options_.join_timeout_ms / 1000) +
-               " s; check that the numbers of workers and servers are the same everywhere and that "
-               "all were started" +
-               (last_error_.empty() ? "" : " (last error: " + last_error_ + ")"),
-           notices);
+      fail(Code::join_timeout, why_not_joined(), notices);
+    else if (!ever_connected_ && !waiting_told_ && now_ms >= tell_waiting_ms_)
+      tell_waiting();
     return;
   }
   if (connected_ && now_ms >= next_beat_ms_) {
@@ -167,6 +166,28 @@ void Membership::tick_on_loop(std::vector<Notice>* notices) {
     Status status = send_on_loop(wire::Heartbeat{++beats_});
     if (!status.is_ok()) fail(Code::scheduler_lost, status.message(), notices);
   }
+}
+
+std::string Membership::why_not_joined() const {
+  const std::string scheduler = to_string(options_.scheduler);
+  const std::string limit = " within " + std::to_string(options_.join_timeout_ms / 1000) + " s";
+  if (!ever_connected_)
+    return "the scheduler at " + scheduler + " was not reached" + limit +
+           (last_error_.empty() ? "" : ": " + last_error_) +
+           "; is it running, or has it given up? Check host and port too";
+  return "not all nodes joined the scheduler at " + scheduler + limit +
+         "; check that the numbers of workers and servers are the same everywhere and that all were "
+         "started" +
+         (last_error_.empty() ? "" : " (last error: " + last_error_ + ")");
+}
+
+// Once, for whoever sits before the terminal and wonders.
+void Membership::tell_waiting() {
+  waiting_told_ = true;
+  const int64_t left_ms = std::max<int64_t>(0, join_deadline_ms_ - clock_->now_ms());
+  log_warning("waiting for the scheduler at " + to_string(options_.scheduler) + ", at most " +
+              std::to_string(left_ms / 1000) + " s more" +
+              (last_error_.empty() ? "" : " (" + last_error_ + ")"));
 }
 
 void Membership::leave_on_loop() {

@@ -54,6 +54,8 @@ class Membership {
  private:
   void on_message(const wire::Message& message, std::vector<Notice>* notices);
   void fail(Code code, const std::string& text, std::vector<Notice>* notices);
+  std::string why_not_joined() const;
+  void tell_waiting();
 
   fabric::Fabric* fabric_;
   const Clock* clock_;
@@ -64,7 +66,8 @@ class Membership {
   fabric::PeerId peer_ = kNoPeer;
   std::string last_error_;  // why the last attempt to connect failed
   bool started_ = false, connected_ = false, ended_ = false, leaving_ = false, left_ = false;
-  int64_t join_deadline_ms_ = 0, next_beat_ms_ = 0;
+  bool ever_connected_ = false, waiting_told_ = false;
+  int64_t join_deadline_ms_ = 0, tell_waiting_ms_ = 0, next_beat_ms_ = 0;
   uint64_t beats_ = 0;
   wire::AddressBook book_;
   wire::Assembler assembler_;

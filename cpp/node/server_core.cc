@@ -129,7 +129,9 @@ void ServerCore::on_gone(const wire::NodeGone& gone) {
 void ServerCore::on_left(uint32_t rank) {
   if (!runner_ || rank >= membership_.book().config.workers) return;
   const Status why(Code::worker_left,
-                   membership_.name_of(wire::Role::worker, rank) + " has left the job");
+                   membership_.name_of(wire::Role::worker, rank) +
+                       " has left the job: its script came to its end, so this round cannot become "
+                       "complete; give every rank the same number of steps (batches)");
   for (size_t part = 0; part < runner_->parts(); ++part)
     runner_->run_part(part, [rank, why](store::Store* store, store::Effects* effects) {
       store->worker_gone(rank, why, effects);

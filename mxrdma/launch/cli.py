@@ -1,6 +1,7 @@
 """The command mxrdma-launch."""
 
 import sys
+from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 import click
@@ -90,9 +91,9 @@ def main(
     except ConfigError as error:
         _refuse(str(error), exit_codes.CONFIG)
     except FileNotFoundError:
-        _refuse(f"command not found: {command[0]}", exit_codes.NOT_FOUND)
+        _refuse(f"command not found: {command[0]}{_hint(command)}", exit_codes.NOT_FOUND)
     except PermissionError:
-        _refuse(f"not executable: {command[0]}", exit_codes.CANNOT_EXECUTE)
+        _refuse(f"not executable: {command[0]}{_hint(command)}", exit_codes.CANNOT_EXECUTE)
     sys.exit(Supervisor(plan, Output(_colours(inherited)), verbose).run())
 
 
@@ -107,7 +108,14 @@ def _settings(
     if fabric is not None:
         settings["MXRDMA_FABRIC"] = fabric
     config.check_all({**inherited, **settings})
+    for sentence in config.misspelt({**inherited, **settings}):
+        click.echo(f"mxrdma-launch: {sentence}", err=True)
     return settings, inherited
+
+
+def _hint(command: Tuple[str, ...]) -> str:
+    script = Path(command[0])
+    return f"; did you mean `python {command[0]}`?" if script.suffix == ".py" and script.is_file() else ""
 
 
 def _colours(environment: Dict[str, str]) -> bool:

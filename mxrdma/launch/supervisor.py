@@ -448,6 +448,7 @@ class Supervisor:
                 self._kill_all()  # asked twice
                 continue
             self._code = exit_codes.SIGNAL_BASE + number
+            self._output.say(f"{'interrupted' if number == signal.SIGINT else signal.Signals(number).name}; ending the job")
             # Ctrl-C in a terminal reaches a program as INT, and scripts catch KeyboardInterrupt to save their state.
             self._begin_end(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 

@@ -174,3 +174,14 @@ def test_the_stores_name_is_told(trace):
     script = "import mxrdma; print(mxrdma.kvstore_name())"
     done = jobs.run("-n", "1", "-s", "1", *jobs.python(script), env=trace.environment)
     assert done.lines("worker 0") == ["dist_rdma"], done
+
+
+def test_a_script_in_the_place_of_a_command_is_met_with_a_hint(tmp_path, trace):
+    script = tmp_path / "train.py"
+    script.write_text("print('ran')\n")
+    for given in (str(script), "train.py"):
+        done = jobs.run("-n", "1", given, env=trace.environment, cwd=tmp_path)
+        assert done.code in (126, 127), done
+        assert f"did you mean `python {given}`?" in done.err, done
+    done = jobs.run("-n", "1", "no-such.py", env=trace.environment, cwd=tmp_path)
+    assert "did you mean" not in done.err, done

@@ -52,6 +52,22 @@ def test_a_value_that_cannot_be_used_is_named(name, text):
     refused(lambda: config.Settings({name: text}).get(name), name, f"'{text}'")
 
 
+def test_a_number_that_is_none_is_told_in_our_words():
+    text = refused(lambda: config.Settings({"MXRDMA_SLOTS": "abc"}).get("MXRDMA_SLOTS"), "whole number between 2 and 1024")
+    assert "literal" not in text
+
+
+def test_a_misspelt_variable_is_told_and_others_of_ours_are_not():
+    told = config.misspelt({"MXRDMA_SLOTZ": "3", "MXRDMA_SLOTS": "3", "MXRDMA_VENV": "x", "MXRDMA_JOB": "x", "SLOTZ": "1"})
+    assert told == ["MXRDMA_SLOTZ is no setting and has no effect; did you mean MXRDMA_SLOTS?"]
+    assert config.misspelt(dict.fromkeys((one.name for one in config.SETTINGS), "1")) == []
+
+
+def test_a_script_for_dist_rdma_in_a_job_of_another_store_is_told_so():
+    refused(lambda: config.worker_options(config.Settings({**JOB, "MXRDMA_KVSTORE": "dist_sync"})),
+            "--kvstore dist_sync", "kvstore_name()")  # fmt: skip
+
+
 def test_defaults_are_the_cores_limits():
     import re
     from pathlib import Path
@@ -163,6 +179,18 @@ def test_what_is_missing_ends_every_role(role, name):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return str(listener.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.needs_core
+def test_a_scheduler_that_is_not_there_is_waited_for_aloud_and_named_first():
+    port = free_port()
+    process = by_hand("server", MXRDMA_SCHEDULER_PORT=port, MXRDMA_JOIN_TIMEOUT="8")
+    text = process.communicate(timeout=60)[0].decode()
+    assert f"waiting for the scheduler at 127.0.0.1:{port}, at most" in text, text
+    assert f"the scheduler at 127.0.0.1:{port} was not reached within 8 s" in text, text
+    assert "numbers of workers" not in text, text
+    assert process.returncode == 75
 
 
 WORKER = """
