@@ -13,7 +13,9 @@ class NodeOptions:
     scheduler_host: str
     scheduler_port: int
     token: bytes
-    fabric: str  # "auto", "shm", "tcp"
+    fabric: str  # "auto", "shm", "tcp", "verbs"
+    devices: str  # "mlx5_0:1,mlx5_1:1"; empty: by the address
+    gid_index: str  # "auto" or a number
     bind_host: str
     host_name: str
     preferred_rank: Optional[int]
@@ -141,6 +143,25 @@ class Scheduler:
 
 def fabric_viable(name: str) -> Optional[str]:
     """None if this host can run the fabric, else the reason."""
+
+def device_report(address: str, devices: str, gid_index: str) -> Dict[str, Any]:
+    """RDMA devices with ports and GID tables, each with its state, and the rails that a job would use (or why none).
+
+    Never raises for what is wrong with the host. The keys are those of `mxrdma-doctor --json` under "rdma".
+    """
+
+class PairListener:
+    """The waiting end of `mxrdma-doctor pair`; of the options it takes fabric, token, devices, gid_index, spin_us."""
+
+    def __init__(self, options: NodeOptions) -> None: ...
+    def listen(self, host: str, port: int) -> Tuple[str, int]: ...
+    def run(self, once: bool) -> None:
+        """Until stop(), or with `once` until a client is through. Does not notice Ctrl-C: run it in a thread."""
+    def stop(self) -> None: ...
+    def log(self) -> List[str]: ...
+
+def measure_pair(options: NodeOptions, host: str, port: int, sizes: Sequence[int], last: bool) -> Dict[str, Any]:
+    """fabric, path, connect_ms and steps with bytes, latency_us, slowest_us, bytes_per_s."""
 
 def set_log_level(level: str) -> None:
     """debug, info, warning, error or off."""

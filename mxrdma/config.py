@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from mxrdma.errors import ConfigError
 
-FABRICS = ("auto", "shm", "tcp")
+FABRICS = ("auto", "shm", "tcp", "verbs")
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 ROLES = ("scheduler", "server", "worker")
 START_HINT = (
@@ -70,6 +70,20 @@ def _bytes(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def _devices(text: str) -> str:
+    if re.fullmatch(r"\s*[^\s,:]+(:\d{1,3})?\s*(,\s*[^\s,:]+(:\d{1,3})?\s*)*", text) is None:
+        raise ValueError("must be names of devices with or without ports, such as mlx5_0:1,mlx5_1:1")
+    return re.sub(r"\s", "", text)
+
+
+def _gid_index(text: str) -> str:
+    if text.strip().lower() == "auto":
+        return "auto"
+    if not text.strip().isdigit() or int(text) > 65535:
+        raise ValueError("must be auto or the number of an entry (mxrdma-doctor lists them)")
+    return str(int(text))
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting: `parse` turns its text into the value; durations are given in seconds and kept in ms."""
@@ -91,7 +105,9 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("MXRDMA_TOKEN", str, None, "the job's secret; the launcher makes one", secret=True),
     Setting("MXRDMA_TOKEN_FILE", str, None, "a file that holds the secret, readable by its owner only"),
     Setting("MXRDMA_RANK", _integer(0, 4095), None, "the rank that this node asks for; free ones are given by arrival"),
-    Setting("MXRDMA_FABRIC", _one_of(FABRICS), "auto", "data path: auto (shm on one host, else tcp), shm or tcp"),
+    Setting("MXRDMA_FABRIC", _one_of(FABRICS), "auto", "data path: auto (shm on one host, else tcp), shm, tcp or verbs"),
+    Setting("MXRDMA_DEVICE", _devices, None, "RDMA devices, such as mlx5_0:1,mlx5_1:1; default: by the node's address"),
+    Setting("MXRDMA_GID_INDEX", _gid_index, "auto", "entry of the port's GID table; auto: RoCE v2, by the node's address"),
     Setting("MXRDMA_INTERFACE", str, None, "network interface whose address servers listen on", "DMLC_INTERFACE"),
     Setting("MXRDMA_BIND_HOST", str, None, "address that servers listen on; wins over the interface", "DMLC_NODE_HOST"),
     Setting("MXRDMA_SLOT_BYTES", _bytes(4096, 16 << 20), "128K", "largest message; a ring slot (scheduler's counts)"),
@@ -238,6 +254,18 @@ def misspelt(environment: Mapping[str, str]) -> List[str]:
     return sentences
 
 
+def own_address(settings: Settings, host: Optional[str] = None) -> Optional[str]:
+    """This host's address in numbers: of `host`, else of MXRDMA_BIND_HOST or MXRDMA_INTERFACE; None if none is given."""
+    host = host or settings.text("MXRDMA_BIND_HOST")
+    if host is None:
+        interface = settings.text("MXRDMA_INTERFACE")
+        return None if interface is None else interface_address(interface)
+    try:
+        return str(socket.getaddrinfo(split_host(host), None, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError as error:
+        raise ConfigError(f"the host name '{host}' does not resolve: {error}") from None
+
+
 def node_options(settings: Optional[Settings] = None) -> Any:
     """_core.NodeOptions of this process. ConfigError says what is missing."""
     from mxrdma import _core
@@ -250,6 +278,8 @@ def node_options(settings: Optional[Settings] = None) -> Any:
     check_host("MXRDMA_SCHEDULER_URI", host)
     options.scheduler_host = host
     options.fabric = settings.get("MXRDMA_FABRIC")
+    options.devices = settings.get("MXRDMA_DEVICE") or ""
+    options.gid_index = settings.get("MXRDMA_GID_INDEX")
     options.bind_host = _bind_host(settings, host)
     options.host_name = socket.gethostname()
     options.preferred_rank = settings.get("MXRDMA_RANK")

@@ -37,6 +37,8 @@ PYBIND11_MODULE(_core, module) {
   bind_options(module);
   bind_worker(module);
   bind_nodes(module);
+  bind_devices(module);
+  bind_pair(module);
   bind_exit_watch(module);
   module.def("force_exit_code", &force_exit_code,
              "The process ends with this code, whatever Python would return; 0 takes it back.");

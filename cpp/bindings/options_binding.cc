@@ -36,7 +36,8 @@ std::string to_name(const Named (&names)[N], T value) {
 
 const Named kFabrics[] = {{"auto", static_cast<int>(fabric::Policy::automatic)},
                           {"shm", static_cast<int>(fabric::Policy::shm)},
-                          {"tcp", static_cast<int>(fabric::Policy::tcp)}};
+                          {"tcp", static_cast<int>(fabric::Policy::tcp)},
+                          {"verbs", static_cast<int>(fabric::Policy::verbs)}};
 const Named kOptimizers[] = {{"none", static_cast<int>(wire::OptimizerKind::none)},
                              {"sgd", static_cast<int>(wire::OptimizerKind::sgd)},
                              {"nag", static_cast<int>(wire::OptimizerKind::nag)},
@@ -88,6 +89,8 @@ void bind_options(py::module_& module) {
           [](NodeOptions& o, const std::string& name) {
             o.policy = from_name<fabric::Policy>(kFabrics, name, "fabric");
           })
+      .def_readwrite("devices", &NodeOptions::devices)
+      .def_readwrite("gid_index", &NodeOptions::gid_index)
       .def_readwrite("bind_host", &NodeOptions::bind_host)
       .def_readwrite("host_name", &NodeOptions::host_name)
       .def_property(

@@ -64,5 +64,7 @@ class Buffer {
 void bind_options(py::module_& module);
 void bind_worker(py::module_& module);
 void bind_nodes(py::module_& module);
+void bind_devices(py::module_& module);
+void bind_pair(py::module_& module);
 
 }  // namespace mxrdma::bindings

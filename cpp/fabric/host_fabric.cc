@@ -16,14 +16,11 @@
 #include "base/log.h"
 #include "fabric/bootstrap/connection.h"
 #include "fabric/bootstrap/rendezvous.h"
+#include "fabric/devices.h"
 #include "fabric/epoll.h"
 #include "fabric/region_table.h"
 #include "fabric/segment.h"
 #include "fabric/socket.h"
-
-#ifdef MXRDMA_HAVE_VERBS
-#include "fabric/verbs/library.h"
-#endif
 
 namespace mxrdma::fabric {
 namespace {
@@ -602,14 +599,13 @@ std::string HostFabric::describe_peer(PeerId id) const {
 }
 
 Status verbs_viable() {
-#ifdef MXRDMA_HAVE_VERBS
-  return verbs::library().status();
-#else
-  return Status(Code::unsupported,
-                "this build of mxrdma has no verbs: the headers of libibverbs and librdmacm were "
-                "missing; install libibverbs-dev and librdmacm-dev (RHEL: rdma-core-devel) and "
-                "build again");
-#endif
+  const DeviceTable table = device_table();
+  for (const DeviceInfo& device : table.devices)
+    if (device.usable()) return Status::ok();
+  // Nothing is usable: the choice for any address says why.
+  return choose_rails(table, {"0.0.0.0", "", "auto"})
+      .status()
+      .with_context("verbs cannot be used on this host");
 }
 
 }  // namespace

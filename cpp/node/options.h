@@ -14,6 +14,8 @@ struct NodeOptions {
       scheduler;  // where the scheduler listens (its own process: where it shall listen)
   std::string token;
   fabric::Policy policy = fabric::Policy::automatic;
+  std::string devices,
+      gid_index = "auto";               // RDMA devices by name, empty: by the address; GID entry
   std::string bind_host = "127.0.0.1";  // the chosen interface's address; servers listen there
   std::string host_name;                // as people know this machine; for messages
   uint32_t preferred_rank = wire::kAnyRank;

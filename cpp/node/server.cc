@@ -57,6 +57,8 @@ Status Server::run() {
   fabric::HostFabricOptions fabric_options;
   fabric_options.policy = self.options.policy;
   fabric_options.token = self.options.token;
+  fabric_options.devices = self.options.devices;
+  fabric_options.gid_index = self.options.gid_index;
   fabric_options.spin_us = self.options.spin_us;
   self.fabric = fabric::make_host_fabric(fabric_options);
   SteadyClock clock;

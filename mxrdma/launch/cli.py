@@ -51,6 +51,8 @@ class _Launch(click.Command):
 @click.option("-n", "--workers", type=click.IntRange(1, 4096), help="number of workers")
 @click.option("-s", "--servers", type=click.IntRange(1, 4096), help="number of servers (default: one for each worker)")
 @click.option("--fabric", type=click.Choice(config.FABRICS), help="how data moves (default: auto)")
+@click.option("--device", metavar="NAME[:PORT],...", help="RDMA devices to use, e.g. mlx5_0:1,mlx5_1:1")
+@click.option("--gid-index", metavar="auto|N", help="entry of the GID table (default: auto)")
 @click.option(
     "--kvstore",
     type=click.Choice(STORES + NATIVE_STORES),
@@ -70,6 +72,8 @@ def main(
     workers: Optional[int],
     servers: Optional[int],
     fabric: Optional[str],
+    device: Optional[str],
+    gid_index: Optional[str],
     kvstore: str,
     variables: Tuple[str, ...],
     config_file: Optional[str],
@@ -78,10 +82,15 @@ def main(
     command: Tuple[str, ...],
 ) -> None:
     """Run COMMAND as the workers of a distributed job on this host, with a scheduler and servers beside them."""
-    if fabric is not None and kvstore in NATIVE_STORES:
-        raise click.UsageError(f"--fabric is for the dist_rdma stores; {kvstore} is MXNet's own and always takes TCP")
+    paths = {"MXRDMA_FABRIC": fabric, "MXRDMA_DEVICE": device, "MXRDMA_GID_INDEX": gid_index}
+    chosen = {name: value for name, value in paths.items() if value is not None}
+    if chosen and kvstore in NATIVE_STORES:
+        raise click.UsageError(
+            "--fabric, --device and --gid-index are for the dist_rdma stores; "
+            f"{kvstore} is MXNet's own and always takes TCP"
+        )
     try:
-        settings, inherited = _settings(fabric, variables, config_file)
+        settings, inherited = _settings(chosen, variables, config_file)
         counts = config.Settings({**inherited, **settings})
         workers = workers or counts.get("MXRDMA_NUM_WORKERS")
         if workers is None:
@@ -98,15 +107,14 @@ def main(
 
 
 def _settings(
-    fabric: Optional[str], variables: Tuple[str, ...], config_file: Optional[str]
+    chosen: Dict[str, str], variables: Tuple[str, ...], config_file: Optional[str]
 ) -> Tuple[Dict[str, str], Dict[str, str]]:
     """What the command line sets for all processes, and the environment that they inherit, with the file's below it."""
     inherited = config.inherited()
     if config_file is not None:
         inherited = {**config.from_yaml(config_file), **inherited}
     settings = passed_variables(variables, inherited)
-    if fabric is not None:
-        settings["MXRDMA_FABRIC"] = fabric
+    settings.update(chosen)
     config.check_all({**inherited, **settings})
     for sentence in config.misspelt({**inherited, **settings}):
         click.echo(f"mxrdma-launch: {sentence}", err=True)

@@ -185,3 +185,14 @@ def test_a_script_in_the_place_of_a_command_is_met_with_a_hint(tmp_path, trace):
         assert f"did you mean `python {given}`?" in done.err, done
     done = jobs.run("-n", "1", "no-such.py", env=trace.environment, cwd=tmp_path)
     assert "did you mean" not in done.err, done
+
+
+def test_device_and_gid_index_reach_the_workers(trace):
+    script = "import os; print(os.environ['MXRDMA_FABRIC'], os.environ['MXRDMA_DEVICE'], os.environ['MXRDMA_GID_INDEX'])"
+    done = jobs.run(
+        "-n", 1, "-s", 1, "--fabric", "tcp", "--device", "mlx5_0:1,mlx5_1:1", "--gid-index", "3", *jobs.python(script),
+        env=trace.environment,
+    )
+    assert done.code == 0 and done.lines("worker 0") == ["tcp mlx5_0:1,mlx5_1:1 3"], done
+    done = jobs.run("-n", 1, "--device", "mlx5_0:one", *jobs.python(script), env=trace.environment)
+    assert done.code == 78 and "MXRDMA_DEVICE" in done.err, done

@@ -37,6 +37,8 @@ def refused(action, *words):
 @pytest.mark.parametrize("name, text, value", [
     ("MXRDMA_SLOT_BYTES", "131072", 131072), ("MXRDMA_SLOT_BYTES", "128K", 131072), ("MXRDMA_SLOT_BYTES", "1 MiB", 1 << 20),
     ("MXRDMA_FABRIC", "TCP", "tcp"), ("MXRDMA_JOIN_TIMEOUT", "0.5", 500), ("MXRDMA_SPIN_US", "-1", -1),
+    ("MXRDMA_FABRIC", "verbs", "verbs"), ("MXRDMA_DEVICE", "mlx5_0:1, mlx5_1", "mlx5_0:1,mlx5_1"),
+    ("MXRDMA_GID_INDEX", "AUTO", "auto"), ("MXRDMA_GID_INDEX", "03", "3"),
 ])  # fmt: skip
 def test_values_are_parsed(name, text, value):
     assert config.Settings({name: text}).get(name) == value
@@ -44,7 +46,8 @@ def test_values_are_parsed(name, text, value):
 
 @pytest.mark.parametrize("name, text", [
     ("MXRDMA_SLOT_BYTES", "1"), ("MXRDMA_SLOT_BYTES", "128X"), ("MXRDMA_SLOTS", "1"), ("MXRDMA_SLOTS", "many"),
-    ("MXRDMA_FABRIC", "smoke"), ("MXRDMA_ROLE", "boss"), ("MXRDMA_SCHEDULER_PORT", "65536"),
+    ("MXRDMA_FABRIC", "smoke"), ("MXRDMA_DEVICE", "mlx5_0:"), ("MXRDMA_DEVICE", "a,,b"), ("MXRDMA_GID_INDEX", "-1"),
+    ("MXRDMA_GID_INDEX", "first"), ("MXRDMA_ROLE", "boss"), ("MXRDMA_SCHEDULER_PORT", "65536"),
     ("MXRDMA_JOIN_TIMEOUT", "nan"), ("MXRDMA_JOIN_TIMEOUT", "-1"), ("MXRDMA_NUM_WORKERS", "0"),
     ("MXRDMA_NUM_WORKERS", "2.5"), ("MXRDMA_LOG_LEVEL", "loud"), ("MXRDMA_RANK", "-1"),
 ])  # fmt: skip

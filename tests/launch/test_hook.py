@@ -286,7 +286,7 @@ if __name__ == '__main__':
     (site_packages(folder) / "sitecustomize.py").unlink()
     code, text = inside(folder, "import mxrdma, mxrdma._core as c; print(mxrdma.__version__ == c.__version__)", "-W", "error")
     assert (code, text) == (0, "True\n")
-    for command in ("mxrdma-launch", "mxrdma-bench"):
+    for command in ("mxrdma-launch", "mxrdma-bench", "mxrdma-doctor"):
         assert subprocess.run([str(folder / "bin" / command), "--help"], stdout=subprocess.DEVNULL, check=False).returncode == 0
     done = subprocess.run(
         [str(folder / "bin/mxrdma-launch"), "-n", "2", "-s", "1", "--", "python", "-c", TRAIN],

@@ -92,10 +92,8 @@ const char* reason_of(int fitness, const GidEntry& entry, bool with_address) {
   if (entry.type == GidType::ib) return "the port's own GID";
   if (entry.type == GidType::iwarp) return "iWARP: connections are made by address";
   if (fitness == 4) return "RoCE v2 entry of the job's address";
-  if (fitness == 3) {
-    if (!with_address) return "first routable RoCE v2 entry";
-    return "first routable RoCE v2 entry of the job's address family";
-  }
+  if (!with_address) return "first routable RoCE v2 entry";
+  if (fitness == 3) return "first routable RoCE v2 entry of the job's address family";
   return "only routable RoCE v2 entry is of the other address family";
 }
 
@@ -304,7 +302,8 @@ std::string Rail::text() const {
 Result<Rail> choose_gid(const DeviceInfo& device, const PortInfo& port, const std::string& address,
                         const std::string& gid_index) {
   if (!gid_index.empty() && gid_index != "auto") return forced_gid(device, port, gid_index);
-  const std::optional<IpAddress> wanted = verbs::parse_address(address);
+  std::optional<IpAddress> wanted = verbs::parse_address(address);
+  if (wanted && (wanted->loopback() || wanted->unspecified())) wanted.reset();
   const GidEntry* best = nullptr;
   int best_fitness = 0;
   for (const GidEntry& entry : port.gids) {

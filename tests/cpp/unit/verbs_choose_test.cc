@@ -245,6 +245,18 @@ TEST(VerbsChoose, IwarpIsFoundByTheAddressOfItsInterface) {
   EXPECT_FALSE(choose_rails(table, {"10.77.0.2", "", "auto"}).is_ok());
 }
 
+// 0.0.0.0 and 127.0.0.1 are of no family that a card could have.
+TEST(VerbsChoose, AddressWithoutInterfaceWantsNoFamily) {
+  DeviceTable table;
+  table.devices = {
+      device("rxe0", {ethernet_port(1, {entry(4, "fd00::1", GidType::roce_v2, "d0")})})};
+  for (const char* address : {"0.0.0.0", "127.0.0.1", "::"}) {
+    const auto rails = choose_rails(table, {address, "", "auto"});
+    ASSERT_TRUE(rails.is_ok()) << rails.status().message();
+    EXPECT_THAT(rails.value()[0].why, testing::StartsWith("first routable RoCE v2 entry; "));
+  }
+}
+
 TEST(VerbsChoose, RailSaysWhatItIs) {
   const auto rails = choose_rails(two_cards(), {"10.0.0.1", "", "auto"});
   ASSERT_TRUE(rails.is_ok());

@@ -1,0 +1,1 @@
+"""mxrdma-doctor: what this host offers for RDMA, what is missing, and how to mend it."""

@@ -1,0 +1,3 @@
+from mxrdma.doctor.cli import main
+
+main()
