@@ -20,8 +20,8 @@ using testing::HasSubstr;
 class Tree {
  public:
   Tree() {
-    char name[] = "/tmp/mxrdma-sysfs-XXXXXX";
-    root_ = mkdtemp(name);
+    std::string name = testing::TempDir() + "mxrdma-sysfs-" + std::string(6, 'X');
+    root_ = mkdtemp(name.data());
   }
   ~Tree() { std::filesystem::remove_all(root_); }
 
