@@ -10,6 +10,11 @@ namespace {
 
 constexpr char kVerbsFile[] = "libibverbs.so.1";
 constexpr char kCmFile[] = "librdmacm.so.1";
+// Versions of symbols: of the first ABI that still stands, and of what came or changed later.
+constexpr char kVerbsFirst[] = "IBVERBS_1.0";
+constexpr char kVerbsSecond[] = "IBVERBS_1.1";
+constexpr char kCmFirst[] = "RDMACM_1.0";
+constexpr char kCmThird[] = "RDMACM_1.2";
 constexpr char kVerbsMend[] =
     "install it: 'apt-get install libibverbs1 ibverbs-providers' (Debian, Ubuntu) or 'dnf install "
     "libibverbs' (RHEL, Fedora)";
@@ -52,49 +57,47 @@ class Loader {
 };
 
 void load_devices(Loader* from, Library* into) {
-  constexpr char kOld[] = "IBVERBS_1.0", kNew[] = "IBVERBS_1.1";
-  from->required(&into->get_device_list, "ibv_get_device_list", kNew);
-  from->required(&into->free_device_list, "ibv_free_device_list", kNew);
-  from->required(&into->get_device_name, "ibv_get_device_name", kNew);
-  from->required(&into->get_device_guid, "ibv_get_device_guid", kNew);
-  from->required(&into->open_device, "ibv_open_device", kNew);
-  from->required(&into->close_device, "ibv_close_device", kNew);
-  from->required(&into->query_device, "ibv_query_device", kNew);
-  from->required(&into->query_port_symbol, "ibv_query_port", kNew);
-  from->required(&into->query_gid, "ibv_query_gid", kNew);
-  from->required(&into->query_pkey, "ibv_query_pkey", kNew);
-  from->required(&into->get_async_event, "ibv_get_async_event", kNew);
-  from->required(&into->ack_async_event, "ibv_ack_async_event", kNew);
-  from->required(&into->wc_status_str, "ibv_wc_status_str", kNew);
-  from->required(&into->event_type_str, "ibv_event_type_str", kNew);
-  from->required(&into->node_type_str, "ibv_node_type_str", kNew);
-  from->required(&into->port_state_str, "ibv_port_state_str", kNew);
-  from->required(&into->rate_to_mbps, "ibv_rate_to_mbps", kNew);
-  from->required(&into->mbps_to_rate, "mbps_to_ibv_rate", kNew);
-  from->required(&into->fork_init, "ibv_fork_init", kNew);
-  from->required(&into->create_comp_channel, "ibv_create_comp_channel", kOld);
-  from->required(&into->destroy_comp_channel, "ibv_destroy_comp_channel", kOld);
+  from->required(&into->get_device_list, "ibv_get_device_list", kVerbsSecond);
+  from->required(&into->free_device_list, "ibv_free_device_list", kVerbsSecond);
+  from->required(&into->get_device_name, "ibv_get_device_name", kVerbsSecond);
+  from->required(&into->get_device_guid, "ibv_get_device_guid", kVerbsSecond);
+  from->required(&into->open_device, "ibv_open_device", kVerbsSecond);
+  from->required(&into->close_device, "ibv_close_device", kVerbsSecond);
+  from->required(&into->query_device, "ibv_query_device", kVerbsSecond);
+  from->required(&into->query_port_symbol, "ibv_query_port", kVerbsSecond);
+  from->required(&into->query_gid, "ibv_query_gid", kVerbsSecond);
+  from->required(&into->query_pkey, "ibv_query_pkey", kVerbsSecond);
+  from->required(&into->get_async_event, "ibv_get_async_event", kVerbsSecond);
+  from->required(&into->ack_async_event, "ibv_ack_async_event", kVerbsSecond);
+  from->required(&into->wc_status_str, "ibv_wc_status_str", kVerbsSecond);
+  from->required(&into->event_type_str, "ibv_event_type_str", kVerbsSecond);
+  from->required(&into->node_type_str, "ibv_node_type_str", kVerbsSecond);
+  from->required(&into->port_state_str, "ibv_port_state_str", kVerbsSecond);
+  from->required(&into->rate_to_mbps, "ibv_rate_to_mbps", kVerbsSecond);
+  from->required(&into->mbps_to_rate, "mbps_to_ibv_rate", kVerbsSecond);
+  from->required(&into->fork_init, "ibv_fork_init", kVerbsSecond);
+  from->required(&into->create_comp_channel, "ibv_create_comp_channel", kVerbsFirst);
+  from->required(&into->destroy_comp_channel, "ibv_destroy_comp_channel", kVerbsFirst);
 }
 
 void load_queues(Loader* from, Library* into) {
-  constexpr char kNew[] = "IBVERBS_1.1";
-  from->required(&into->alloc_pd, "ibv_alloc_pd", kNew);
-  from->required(&into->dealloc_pd, "ibv_dealloc_pd", kNew);
-  from->required(&into->reg_mr, "ibv_reg_mr", kNew);
-  from->required(&into->dereg_mr, "ibv_dereg_mr", kNew);
-  from->required(&into->create_cq, "ibv_create_cq", kNew);
-  from->required(&into->resize_cq, "ibv_resize_cq", kNew);
-  from->required(&into->destroy_cq, "ibv_destroy_cq", kNew);
-  from->required(&into->get_cq_event, "ibv_get_cq_event", kNew);
-  from->required(&into->ack_cq_events, "ibv_ack_cq_events", kNew);
-  from->required(&into->create_srq, "ibv_create_srq", kNew);
-  from->required(&into->modify_srq, "ibv_modify_srq", kNew);
-  from->required(&into->query_srq, "ibv_query_srq", kNew);
-  from->required(&into->destroy_srq, "ibv_destroy_srq", kNew);
-  from->required(&into->create_qp, "ibv_create_qp", kNew);
-  from->required(&into->modify_qp, "ibv_modify_qp", kNew);
-  from->required(&into->query_qp, "ibv_query_qp", kNew);
-  from->required(&into->destroy_qp, "ibv_destroy_qp", kNew);
+  from->required(&into->alloc_pd, "ibv_alloc_pd", kVerbsSecond);
+  from->required(&into->dealloc_pd, "ibv_dealloc_pd", kVerbsSecond);
+  from->required(&into->reg_mr, "ibv_reg_mr", kVerbsSecond);
+  from->required(&into->dereg_mr, "ibv_dereg_mr", kVerbsSecond);
+  from->required(&into->create_cq, "ibv_create_cq", kVerbsSecond);
+  from->required(&into->resize_cq, "ibv_resize_cq", kVerbsSecond);
+  from->required(&into->destroy_cq, "ibv_destroy_cq", kVerbsSecond);
+  from->required(&into->get_cq_event, "ibv_get_cq_event", kVerbsSecond);
+  from->required(&into->ack_cq_events, "ibv_ack_cq_events", kVerbsSecond);
+  from->required(&into->create_srq, "ibv_create_srq", kVerbsSecond);
+  from->required(&into->modify_srq, "ibv_modify_srq", kVerbsSecond);
+  from->required(&into->query_srq, "ibv_query_srq", kVerbsSecond);
+  from->required(&into->destroy_srq, "ibv_destroy_srq", kVerbsSecond);
+  from->required(&into->create_qp, "ibv_create_qp", kVerbsSecond);
+  from->required(&into->modify_qp, "ibv_modify_qp", kVerbsSecond);
+  from->required(&into->query_qp, "ibv_query_qp", kVerbsSecond);
+  from->required(&into->destroy_qp, "ibv_destroy_qp", kVerbsSecond);
 }
 
 void load_younger(Loader* from, Library* into) {
@@ -104,31 +107,30 @@ void load_younger(Loader* from, Library* into) {
 }
 
 void load_cm(Loader* from, CmLibrary* into) {
-  constexpr char kOld[] = "RDMACM_1.0", kNew[] = "RDMACM_1.2";
-  from->required(&into->create_event_channel, "rdma_create_event_channel", kOld);
-  from->required(&into->destroy_event_channel, "rdma_destroy_event_channel", kOld);
-  from->required(&into->create_id, "rdma_create_id", kOld);
-  from->required(&into->destroy_id, "rdma_destroy_id", kOld);
-  from->required(&into->migrate_id, "rdma_migrate_id", kOld);
-  from->required(&into->set_option, "rdma_set_option", kOld);
-  from->required(&into->bind_addr, "rdma_bind_addr", kOld);
-  from->required(&into->resolve_addr, "rdma_resolve_addr", kOld);
-  from->required(&into->resolve_route, "rdma_resolve_route", kOld);
-  from->required(&into->get_src_port, "rdma_get_src_port", kOld);
-  from->required(&into->get_dst_port, "rdma_get_dst_port", kOld);
-  from->required(&into->create_qp, "rdma_create_qp", kOld);
-  from->required(&into->destroy_qp, "rdma_destroy_qp", kOld);
-  from->required(&into->init_qp_attr, "rdma_init_qp_attr", kNew);
-  from->required(&into->listen, "rdma_listen", kOld);
-  from->required(&into->accept, "rdma_accept", kOld);
-  from->required(&into->connect, "rdma_connect", kOld);
-  from->required(&into->establish, "rdma_establish", kNew);
-  from->required(&into->notify, "rdma_notify", kOld);
-  from->required(&into->reject, "rdma_reject", kOld);
-  from->required(&into->disconnect, "rdma_disconnect", kOld);
-  from->required(&into->get_cm_event, "rdma_get_cm_event", kOld);
-  from->required(&into->ack_cm_event, "rdma_ack_cm_event", kOld);
-  from->required(&into->event_str, "rdma_event_str", kOld);
+  from->required(&into->create_event_channel, "rdma_create_event_channel", kCmFirst);
+  from->required(&into->destroy_event_channel, "rdma_destroy_event_channel", kCmFirst);
+  from->required(&into->create_id, "rdma_create_id", kCmFirst);
+  from->required(&into->destroy_id, "rdma_destroy_id", kCmFirst);
+  from->required(&into->migrate_id, "rdma_migrate_id", kCmFirst);
+  from->required(&into->set_option, "rdma_set_option", kCmFirst);
+  from->required(&into->bind_addr, "rdma_bind_addr", kCmFirst);
+  from->required(&into->resolve_addr, "rdma_resolve_addr", kCmFirst);
+  from->required(&into->resolve_route, "rdma_resolve_route", kCmFirst);
+  from->required(&into->get_src_port, "rdma_get_src_port", kCmFirst);
+  from->required(&into->get_dst_port, "rdma_get_dst_port", kCmFirst);
+  from->required(&into->create_qp, "rdma_create_qp", kCmFirst);
+  from->required(&into->destroy_qp, "rdma_destroy_qp", kCmFirst);
+  from->required(&into->init_qp_attr, "rdma_init_qp_attr", kCmThird);
+  from->required(&into->listen, "rdma_listen", kCmFirst);
+  from->required(&into->accept, "rdma_accept", kCmFirst);
+  from->required(&into->connect, "rdma_connect", kCmFirst);
+  from->required(&into->establish, "rdma_establish", kCmThird);
+  from->required(&into->notify, "rdma_notify", kCmFirst);
+  from->required(&into->reject, "rdma_reject", kCmFirst);
+  from->required(&into->disconnect, "rdma_disconnect", kCmFirst);
+  from->required(&into->get_cm_event, "rdma_get_cm_event", kCmFirst);
+  from->required(&into->ack_cm_event, "rdma_ack_cm_event", kCmFirst);
+  from->required(&into->event_str, "rdma_event_str", kCmFirst);
 }
 
 Result<const Library*> load() {
