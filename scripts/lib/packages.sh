@@ -1,9 +1,10 @@
 # Debian/Ubuntu packages that scripts/setup asks for; the only list of them. Sourced.
 
-# To build the core and to run MXNet: its library wants libgomp and libquadmath.
+# To build the core (of the RDMA libraries it takes the headers alone) and to run MXNet, whose library wants libgomp and
+# libquadmath.
 packages_base=(
   ca-certificates g++ cmake ninja-build ccache pkg-config libspdlog-dev libfmt-dev libssl-dev
-  libgomp1 libquadmath0
+  libibverbs-dev librdmacm-dev libgomp1 libquadmath0
 )
 # For scripts/test: C++ tests, style checks, and the tools with which tests look at processes and shells.
 packages_test=(

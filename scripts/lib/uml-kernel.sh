@@ -99,7 +99,7 @@ show_progress() {
     sleep 1
     if [ $((SECONDS - since)) -ge $((shown + 30)) ]; then
       shown=$((SECONDS - since))
-      echo "soft-roce: $(grep -cE '^  (CC|AS) ' "$log") of about 1500 files compiled, $shown s" >&2
+      echo "soft-roce: $(grep -cE '^  (CC|AS) ' "$log") of about 1150 files compiled, $shown s" >&2
     fi
   done
 }
