@@ -57,6 +57,8 @@ end_guest() {
   kill -KILL $children "$guest" 2> /dev/null || true
 }
 
+disown -a # else bash reports of each how it ended
+
 exec {idle}<> <(:) # nothing is ever written to it: a wait without a process
 status='' started='' ended=''
 while kill -0 "$guest" 2> /dev/null; do
@@ -86,7 +88,10 @@ if kill -0 "$guest" 2> /dev/null; then
   sleep 0.3 # the followers read what has come
   end_guest
 fi
-wait "$guest" "${followers[@]}" 2> /dev/null || true
+# They read the rest and end, having seen that the guest has.
+for follower in "${followers[@]}"; do
+  while kill -0 "$follower" 2> /dev/null; do read -rt 0.1 -u "$idle" || true; done
+done
 if [ "$status" = 137 ]; then rm -rf "$folder"; fi
 
 if [ -z "$status" ] && [ -s "$exchange/status" ]; then
