@@ -48,10 +48,32 @@ constexpr uint32_t kMaxOutstandingPerPeer =
 // ---------------------------------------------------------------------------------------------
 constexpr size_t kMaxRdmaDevices = 64;  // of one host; eight cards with two functions are many
 constexpr size_t kMaxGids = 1024;       // of one port; cards have up to 256
+// ---- verbs
+// ---------------------------------------------------------------------------------------------------
+// Receives that one end keeps posted for each peer: what may be under way without a word from it.
+constexpr uint32_t kVerbsWindow = 64;
+constexpr uint32_t kMinVerbsWindow = 8;      // below it credits would travel more often than data
+constexpr size_t kVerbsReceiveBytes = 1024;  // a header and most control messages; longer are cut
+// Of one device's shared receive queue: 128 peers with a full window, 8 MiB.
+constexpr uint32_t kMaxVerbsReceives = 8192;
+constexpr uint32_t kVerbsSendDepth = 128;  // work requests of one queue pair
+constexpr uint32_t kMaxVerbsGather = 16;   // pieces of one work request, if the device has so many
+constexpr uint32_t kVerbsInlineBytes = 256;
+// For what is not registered: per peer, four pieces under way.
+constexpr size_t kVerbsStageBytes = 256 * 1024;
+constexpr size_t kVerbsStagePiece = 64 * 1024;
+// Of one work request: a lost packet costs at most so much again.
+constexpr size_t kMaxVerbsWriteBytes = 4u << 20;
+constexpr size_t kMaxVerbsRails = 2;  // keys of both fit into RemoteRegion::key
+// Of one device's completion queue: send depths and windows of some 340 peers.
+constexpr uint32_t kMinVerbsCompletions = 4096;
+constexpr uint32_t kMaxVerbsCompletions = 65536;
 
 // ---- waits, milliseconds (defaults; configuration can change each)
 // ---------------------------------------------
 constexpr int kHandshakeTimeoutMs = 10'000;
+constexpr int kVerbsProbeMs = 4'000;  // for data over a new queue pair, each way; then tcp
+constexpr int kVerbsDrainMs = 250;    // a closed queue pair waits so long for its last events
 constexpr int kJoinTimeoutMs = 120'000;
 constexpr int kTellWaitingMs = 5'000;  // then a node says that it waits for the scheduler
 constexpr int kHeartbeatIntervalMs = 1'000;

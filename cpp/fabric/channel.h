@@ -1,4 +1,4 @@
-// The data path to one peer, behind the handshake. tcp/ and shm/ implement it; verbs will.
+// The data path to one peer, behind the handshake. tcp/, shm/ and verbs/ implement it.
 #pragma once
 
 #include <vector>
@@ -27,11 +27,15 @@ class Channel {
   virtual bool can_read() const = 0;
   virtual size_t outstanding() const = 0;
 
-  // Lets a peer reach an allocated region before it hears its name.
-  virtual void share_on_loop(const RegionTable::Entry&) {}
+  // What the peer needs to reach the region; it can once it hears the name.
+  virtual Result<RemoteRegion> name_on_loop(RegionId, const RegionTable::Entry& entry) {
+    return RegionTable::name(entry);
+  }
   // The region is released: the peer lets go of it.
   virtual void forget_on_loop(const RegionTable::Entry&) {}
 
+  // The peer is known to the fabric's user: what came before may be delivered.
+  virtual void open_on_loop() {}
   // Moves what can be moved without waiting, a bounded amount. An error loses the peer.
   virtual Status progress_on_loop() = 0;
   // The control connection can be read (or has ended). An error loses the peer.

@@ -14,7 +14,16 @@ namespace mxrdma::fabric {
 
 class Epoll {
  public:
-  enum class Source : uint32_t { control, notes, listener, doorbell, unix_listener, unclaimed };
+  enum class Source : uint32_t {
+    control,
+    notes,
+    listener,
+    doorbell,
+    unix_listener,
+    unclaimed,
+    completions,  // of an RDMA device
+    device,       // its asynchronous events
+  };
   static constexpr int kMaxEvents = 64;
 
   struct Ready {

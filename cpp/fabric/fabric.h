@@ -81,6 +81,11 @@ struct Counters {
   uint64_t busy = 0;    // posts refused because the queue was full
   uint64_t sleeps = 0;  // times poll() went to sleep
   uint64_t wakes = 0;   // doorbells rung at peers
+  // verbs alone
+  uint64_t rnr = 0;            // receiver not ready until retries were used up; 0 in healthy jobs
+  uint64_t staged_bytes = 0;   // of copied_bytes: sent from staging memory, as not registered
+  uint64_t registrations = 0;  // of memory with a device, ever
+  uint64_t registered_bytes = 0;  // now, staging memory and receives included
 };
 
 class Fabric {
@@ -125,6 +130,10 @@ class Fabric {
   virtual Status read(PeerId peer, const RemoteRegion& source, void* into, size_t bytes,
                       uint64_t id) = 0;
   virtual bool can_read(PeerId peer) const = 0;
+  // Whether writes to this peer leave from registered spans without a copy, so that it pays to
+  // register (and hold) memory that is sent again and again; only where a process may fork while
+  // its memory is registered.
+  virtual bool gains_from_registration(PeerId) const { return false; }
 
   // ---- progress ----
   // Appends events; waits up to timeout_ms (0: not at all) if there are none. Returns early on

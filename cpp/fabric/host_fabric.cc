@@ -21,6 +21,7 @@
 #include "fabric/region_table.h"
 #include "fabric/segment.h"
 #include "fabric/socket.h"
+#include "fabric/verbs/hub.h"
 
 namespace mxrdma::fabric {
 namespace {
@@ -107,6 +108,7 @@ class HostFabric final : public Fabric {
   Epoll epoll_;
   Fd doorbell_, listener_;
   Rendezvous rendezvous_;
+  verbs::Hub hub_;
   std::atomic<bool> woken_{false};
   PeerId next_peer_ = 1;
   std::map<PeerId, Peer> peers_;
@@ -126,13 +128,15 @@ Status no_token() {
 
 HostFabric::HostFabric(const HostFabricOptions& options)
     : doorbell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      rendezvous_(&epoll_, options.handshake_timeout_ms) {
+      rendezvous_(&epoll_, options.handshake_timeout_ms),
+      hub_(options, {&regions_, &counters_, &pending_}, &epoll_) {
   MXRDMA_CHECK(epoll_.valid() && doorbell_.valid(), "a process has file descriptors left");
   surroundings_.options = options;
   surroundings_.identity = host_identity();
   surroundings_.context = {&regions_, &counters_, &pending_};
   surroundings_.doorbell = doorbell_.get();
   surroundings_.rendezvous = &rendezvous_;
+  surroundings_.hub = &hub_;
   epoll_.watch(doorbell_.get(), Source::doorbell, 0);
   spin_us_ = options.spin_us >= 0
                  ? options.spin_us
@@ -170,6 +174,7 @@ void HostFabric::release(RegionId region) {
     else if (entry->segment)
       channel->forget_on_loop(*entry);
   }
+  hub_.release_on_loop(region);
   regions_.remove(region);
 }
 
@@ -181,8 +186,7 @@ Result<RemoteRegion> HostFabric::describe(RegionId region, PeerId peer) {
   Status status;
   Connection* connection = usable(peer, &status);
   if (connection == nullptr) return status;
-  connection->channel()->share_on_loop(*entry);
-  return RegionTable::name(*entry);
+  return connection->channel()->name_on_loop(region, *entry);
 }
 
 // ---- connections
@@ -290,6 +294,7 @@ void HostFabric::settle(Peer* peer, const Status& status) {
     event.peer = connection->peer();
     if (connection->is_acceptor()) event.payload = connection->take_hello();
     pending_.push_back(std::move(event));
+    connection->channel()->open_on_loop();
   }
   watch(peer);
 }
@@ -392,6 +397,7 @@ bool HostFabric::can_read(PeerId id) const {
 // ---- progress
 
 bool HostFabric::progress() {
+  hub_.progress_on_loop();
   for (auto& entry : peers_) {
     Peer& peer = entry.second;
     Channel* channel = peer.connection->channel();
@@ -458,6 +464,7 @@ bool HostFabric::sleep_ready() {
     Channel* channel = entry.second.connection->channel();
     if (channel != nullptr && !channel->arm_on_loop()) idle = false;
   }
+  if (!hub_.arm_on_loop()) idle = false;
   return idle;
 }
 
@@ -520,6 +527,12 @@ void HostFabric::on_ready(const Epoll::Ready& ready) {
       break;
     case Source::doorbell:
       drain_doorbell();
+      break;
+    case Source::completions:
+      hub_.completion_ready_on_loop(ready.id);
+      break;
+    case Source::device:
+      hub_.async_ready_on_loop(ready.id);
       break;
   }
 }
@@ -614,7 +627,7 @@ Status viable(Policy policy) {
   if (policy == Policy::tcp) return Status::ok();
   if (policy == Policy::verbs) return verbs_viable();
   Result<std::shared_ptr<Segment>> probe = Segment::create(4096);
-  if (probe.is_ok() || policy == Policy::automatic) return Status::ok();
+  if (probe.is_ok() || policy != Policy::shm) return Status::ok();
   return probe.status().with_context("shm cannot be used on this host");
 }
 

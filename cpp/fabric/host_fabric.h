@@ -1,5 +1,6 @@
 // The fabric of real processes: one listener, one epoll, a TCP control connection to each peer, and
-// for each peer the data path that both ends can use: shm on the same host, tcp otherwise.
+// for each peer the data path that both ends can use: shm on the same host, verbs where both ends
+// have a usable device, tcp otherwise.
 #pragma once
 
 #include <memory>
@@ -9,7 +10,9 @@
 
 namespace mxrdma::fabric {
 
-enum class Policy : uint8_t { automatic, shm, tcp, verbs };
+// What an end insists on. `control` is a scheduler: it moves no tensors, so verbs is never needed
+// to reach it, whatever the other end insists on for its data.
+enum class Policy : uint8_t { automatic, shm, tcp, verbs, control };
 
 struct HostFabricOptions {
   Policy policy = Policy::automatic;

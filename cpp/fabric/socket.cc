@@ -149,6 +149,13 @@ std::string local_and_peer(int fd) {
   return local + " -> " + to_string(address_of(storage, bytes));
 }
 
+std::string local_host(int fd) {
+  sockaddr_storage storage{};
+  socklen_t bytes = sizeof storage;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &bytes) != 0) return "?";
+  return address_of(storage, bytes).host;
+}
+
 Result<Fd> listen_abstract(const std::string& name) {
   socklen_t bytes = 0;
   Result<sockaddr_un> address = abstract_address(name, &bytes);

@@ -32,6 +32,8 @@ Status prepare_stream(int fd);
 // off by a reset.
 void end_stream(int fd);
 std::string local_and_peer(int fd);
+// Our address of a connection, numeric.
+std::string local_host(int fd);
 
 Result<Fd> listen_abstract(const std::string& name);
 Result<Fd> connect_abstract(const std::string& name);

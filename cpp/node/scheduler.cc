@@ -51,10 +51,10 @@ Scheduler::~Scheduler() = default;
 Result<fabric::Address> Scheduler::listen() {
   Implementation& self = *implementation_;
   if (auto reason = cluster::invalid(self.config)) return Status(Code::config, *reason);
-  Status status = fabric::viable(fabric::Policy::automatic);
+  Status status = fabric::viable(fabric::Policy::control);
   if (!status.is_ok()) return status;
   fabric::HostFabricOptions fabric_options;
-  fabric_options.policy = fabric::Policy::automatic;
+  fabric_options.policy = fabric::Policy::control;
   fabric_options.token = self.options.token;
   fabric_options.spin_us = 0;  // nothing here is worth a busy core
   std::unique_ptr<fabric::Fabric> fabric = fabric::make_host_fabric(fabric_options);

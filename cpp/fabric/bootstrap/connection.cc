@@ -11,7 +11,8 @@
 namespace mxrdma::fabric {
 namespace {
 
-constexpr int kRetryMs = 50;  // between attempts to connect to a peer that is not up yet
+constexpr size_t kMaxReasonText = 480;  // fits into the handshake's texts
+constexpr int kRetryMs = 50;            // between attempts to connect to a peer that is not up yet
 
 const char* policy_name(Policy policy) {
   switch (policy) {
@@ -23,6 +24,8 @@ const char* policy_name(Policy policy) {
       return "tcp";
     case Policy::verbs:
       return "verbs";
+    case Policy::control:
+      return "control";
   }
   return "?";
 }
@@ -80,6 +83,10 @@ Status Connection::timed_out() const {
 
 Status Connection::retry_on_loop(int64_t now_ms) {
   if (now_ms >= deadline_ms_) return timed_out();
+  if (link_) {
+    Status status = drive_link(now_ms);
+    if (!status.is_ok() || stage_ == Stage::up) return status;
+  }
   const bool early = stage_ == Stage::waiting_to_retry || stage_ == Stage::connecting;
   return early && now_ms >= next_step_ms_ ? try_next_address(now_ms) : Status::ok();
 }
@@ -176,6 +183,10 @@ Status Connection::advance() {
   }
   std::vector<std::byte> body;
   if (!handshake_->take_body(&body)) return Status::ok();
+  if (stage_ == Stage::joining_verbs && !acceptor_ && !link_ready_) {
+    Result<Ready> ready = decode_ready(body);
+    return ready.is_ok() ? on_ready(ready.value()) : ready.status();
+  }
   if (!acceptor_) {
     if (std::exchange(answered_, true))
       return Status(Code::fabric, "malformed handshake: a second answer");
@@ -195,7 +206,8 @@ Status Connection::advance() {
 std::string Connection::cannot_share(Policy theirs) const {
   return std::string("the fabrics do not fit: ") + policy_name(surroundings_->options.policy) +
          " here, " + policy_name(theirs) + " at the peer" +
-         (why_not_shm_.empty() ? "" : "; shm: " + why_not_shm_);
+         (why_not_shm_.empty() ? "" : "; shm: " + why_not_shm_) +
+         (why_not_verbs_.empty() ? "" : "; verbs: " + why_not_verbs_);
 }
 
 Status Connection::on_offer(const Offer& offer) {
@@ -205,8 +217,11 @@ Status Connection::on_offer(const Offer& offer) {
   Answer answer;
   answer.policy = surroundings_->options.policy;
   answer.pid = surroundings_->identity.pid;
-  if (surroundings_->options.policy == Policy::tcp || offer.policy == Policy::tcp) {
+  const Policy ours = surroundings_->options.policy;
+  if (ours == Policy::tcp || offer.policy == Policy::tcp) {
     answer.reason = "tcp was asked for";
+  } else if (ours == Policy::verbs || offer.policy == Policy::verbs) {
+    answer.reason = "verbs was asked for";
   } else if (surroundings_->identity.boot_id.empty() ||
              offer.identity.boot_id != surroundings_->identity.boot_id) {
     answer.reason = "another host (boot ids differ)";
@@ -223,18 +238,37 @@ Status Connection::on_offer(const Offer& offer) {
     answer.cookie[1] = ends_.cookie[1];
   }
   why_not_shm_ = answer.reason;
+  answer.why_not_verbs = why_no_verbs_with(offer.policy);
+  if (answer.why_not_verbs.empty() && answer.shm) answer.why_not_verbs = "shm is offered";
+  if (answer.why_not_verbs.empty()) {
+    Status usable = surroundings_->hub->usable_on_loop(local_host(control_.get()));
+    if (!usable.is_ok()) answer.why_not_verbs = usable.message().substr(0, kMaxReasonText);
+  }
+  answer.verbs = answer.why_not_verbs.empty();
+  why_not_verbs_ = answer.why_not_verbs;
   handshake_->put_body(encode(answer));
   return Status::ok();
+}
+
+std::string Connection::why_no_verbs_with(Policy theirs) const {
+  for (Policy policy : {surroundings_->options.policy, theirs})
+    if (policy == Policy::tcp || policy == Policy::shm)
+      return std::string(policy_name(policy)) + " was asked for";
+  if (surroundings_->options.policy == Policy::control || theirs == Policy::control)
+    return "no tensors come here";
+  return "";
 }
 
 Status Connection::on_answer(const Answer& answer) {
   their_policy_ = answer.policy;
   their_pid_ = answer.pid;
-  if (!answer.shm) return choose(false, answer.reason);
+  why_not_verbs_ = answer.why_not_verbs;
+  if (!answer.shm && answer.verbs) return begin_verbs(answer.reason);
+  if (!answer.shm) return choose(Path::tcp, answer.reason);
   ends_.cookie[0] = answer.cookie[0];
   ends_.cookie[1] = answer.cookie[1];
   Status status = begin_shm(answer.socket_name);
-  return status.is_ok() ? status : choose(false, status.message());
+  return status.is_ok() ? status : choose(Path::tcp, status.message());
 }
 
 Status Connection::begin_shm(const std::string& socket_name) {
@@ -281,8 +315,8 @@ Status Connection::notes_ready_on_loop() {
     notes_ended_ = status.code() == Code::closed;
     return notes_ended_ ? Status::ok() : status;
   }
-  if (!status.is_ok()) return choose(false, status.message());
-  return ends_complete() ? choose(true, "") : status;
+  if (!status.is_ok()) return choose(Path::tcp, status.message());
+  return ends_complete() ? choose(Path::shm, "") : status;
 }
 
 // Not beyond our two: what follows is the channel's.
@@ -314,44 +348,133 @@ Status Connection::take_note(shm::ReceivedNote note) {
   return Status(Code::fabric, "an unexpected note on the Unix socket");
 }
 
-Status Connection::choose(bool shm, const std::string& reason) {
+// Whether one of the ends insists on another path.
+bool Connection::is_refused(Path path) const {
+  const Policy ours = surroundings_->options.policy;
+  const bool control = ours == Policy::control || their_policy_ == Policy::control;
+  for (Policy policy : {ours, their_policy_})
+    if ((policy == Policy::shm && path != Path::shm) ||
+        (policy == Policy::verbs && path != Path::verbs && !control))
+      return true;
+  return false;
+}
+
+Status Connection::choose(Path path, const std::string& reason) {
   why_not_shm_ = reason;
-  if (!shm && (surroundings_->options.policy == Policy::shm || their_policy_ == Policy::shm))
-    return Status(Code::fabric, cannot_share(their_policy_));
-  handshake_->put_body(encode(Choice{shm, reason}));
+  if (is_refused(path)) return Status(Code::fabric, cannot_share(their_policy_));
+  handshake_->put_body(encode(Choice{path, reason.substr(0, kMaxReasonText), {}}));
   Status status = flush();
   if (status.is_ok() && !handshake_->output().empty())
     return Status(Code::fabric, "the socket takes no more in the handshake");
-  if (status.is_ok()) go_up(shm);
+  if (status.is_ok()) go_up(path);
   return status;
 }
 
 Status Connection::on_choice(const Choice& choice) {
-  if (choice.shm) {
-    if (!ends_complete())
-      return Status(Code::fabric, "the peer chose shm without passing its memory");
-  } else {
+  if (choice.path == Path::verbs && !link_) return on_verbs_choice(choice);
+  if (choice.path == Path::shm && !ends_complete())
+    return Status(Code::fabric, "the peer chose shm without passing its memory");
+  if (choice.path == Path::verbs && !link_->heard())
+    return Status(Code::fabric, "the peer chose verbs before its queue pair was heard");
+  if (choice.path == Path::tcp) {
     why_not_shm_ = choice.reason;
-    if (surroundings_->options.policy == Policy::shm)
-      return Status(Code::fabric, cannot_share(their_policy_));
+    if (is_refused(Path::tcp)) return Status(Code::fabric, cannot_share(their_policy_));
   }
-  go_up(choice.shm);
+  go_up(choice.path);
   return Status::ok();
 }
 
-void Connection::go_up(bool shm) {
-  if (shm) {
+// ---- verbs
+
+Status Connection::make_link() {
+  Status status = surroundings_->hub->usable_on_loop(local_host(control_.get()));
+  if (!status.is_ok()) return status;
+  Result<std::unique_ptr<verbs::Link>> link =
+      surroundings_->hub->make_link_on_loop(peer_, control_.get(), acceptor_);
+  if (!link.is_ok()) return link.status();
+  link_ = std::move(link.value());
+  return Status::ok();
+}
+
+Status Connection::begin_verbs(const std::string& why_not_shm) {
+  why_not_shm_ = why_not_shm;
+  Status status = make_link();
+  if (!status.is_ok()) return without_verbs(status.message());
+  stage_ = Stage::joining_verbs;
+  handshake_->put_body(encode(Choice{Path::verbs, why_not_shm_, link_->end()}));
+  return flush();
+}
+
+// The connector gives the queue pair up.
+Status Connection::without_verbs(const std::string& reason) {
+  link_.reset();
+  why_not_verbs_ = reason;
+  return choose(Path::tcp, why_not_shm_ + "; no verbs: " + reason);
+}
+
+Status Connection::on_verbs_choice(const Choice& choice) {
+  Ready ready;
+  Status status = make_link();
+  if (status.is_ok()) status = link_->meet_on_loop(choice.end);
+  ready.ok = status.is_ok();
+  ready.peer_generation = choice.end.generation;
+  if (ready.ok) {
+    ready.end = link_->end();
+  } else {
+    why_not_verbs_ = status.message();
+    ready.reason = why_not_verbs_.substr(0, kMaxReasonText);
+    // A link that is not met stays as a mark that the first choice has come.
+  }
+  handshake_->put_body(encode(ready));
+  return Status::ok();
+}
+
+Status Connection::on_ready(const Ready& ready) {
+  if (!ready.ok) return without_verbs("at the peer: " + ready.reason);
+  if (ready.peer_generation != link_->end().generation)
+    return Status(Code::fabric, "an answer to an earlier handshake");
+  link_ready_ = true;
+  Status status = link_->meet_on_loop(ready.end);
+  if (status.is_ok()) status = link_->probe_on_loop();
+  return status.is_ok() ? status : without_verbs(status.message());
+}
+
+// Before it is up. The connector decides whether the path carries data.
+Status Connection::drive_link(int64_t now_ms) {
+  Status status = link_->progress_on_loop();
+  if (acceptor_) return Status::ok();  // what is broken is found by the connector's probe
+  if (!status.is_ok()) return without_verbs(status.message());
+  if (link_->heard()) return choose(Path::verbs, why_not_shm_);
+  if (link_deadline_ms_ == 0)
+    link_deadline_ms_ = std::min(now_ms + kVerbsProbeMs, deadline_ms_ - kVerbsProbeMs / 4);
+  if (now_ms < link_deadline_ms_) return Status::ok();
+  return without_verbs(
+      "nothing came over the queue pair within " + std::to_string(kVerbsProbeMs) +
+      " ms: " + link_->describe() +
+      "; check that both GIDs reach each other, that UDP port 4791 is open (RoCE), "
+      "and the MTU");
+}
+
+// ---- the path
+
+void Connection::go_up(Path path) {
+  if (path == Path::shm) {
     const int pid = shm::peer_pid(ends_.notes.get());
     path_ = "shm, same host (boot id matches), pid " +
             (pid > 0 ? std::to_string(pid) : std::to_string(their_pid_));
     channel_ = std::make_unique<ShmChannel>(control_.get(), std::move(ends_),
                                             surroundings_->context, peer_);
+  } else if (path == Path::verbs) {
+    path_ = "verbs " + link_->describe();
+    ends_ = ShmEnds();
+    channel_ = std::move(link_);
   } else {
     path_ = "tcp " + local_and_peer(control_.get()) +
             (why_not_shm_.empty() ? "" : " (no shm: " + why_not_shm_ + ")");
     ends_ = ShmEnds();
     channel_ = std::make_unique<TcpChannel>(control_.get(), surroundings_->context, peer_);
   }
+  link_.reset();
   handshake_.reset();
   stage_ = Stage::up;
 }
@@ -369,6 +492,7 @@ std::vector<uint64_t> Connection::end_on_loop() {
   std::vector<uint64_t> ids;
   if (channel_) ids = channel_->abandon_on_loop();
   channel_.reset();
+  link_.reset();
   ends_ = ShmEnds();
   end_stream(control_.get());
   control_.reset();

@@ -14,6 +14,7 @@
 #include "fabric/fd.h"
 #include "fabric/shm/shm_channel.h"
 #include "fabric/socket.h"
+#include "fabric/verbs/hub.h"
 
 namespace mxrdma::fabric {
 
@@ -25,11 +26,20 @@ struct Surroundings {
   int doorbell = -1;                       // our eventfd, passed to shm peers
   const Rendezvous* rendezvous = nullptr;  // its name is empty if shm is not possible
   Status shm_problem;                      // why not
+  verbs::Hub* hub = nullptr;
 };
 
 class Connection {
  public:
-  enum class Stage { connecting, waiting_to_retry, handshaking, joining_shm, up, dead };
+  enum class Stage {
+    connecting,
+    waiting_to_retry,
+    handshaking,
+    joining_shm,
+    joining_verbs,
+    up,
+    dead
+  };
 
   Connection(PeerId peer, const Surroundings* surroundings, int64_t deadline_ms);
 
@@ -86,9 +96,17 @@ class Connection {
   Status send_our_ends();
   Status take_note(shm::ReceivedNote note);
   bool ends_complete() const { return ends_.outbound && ends_.inbound && ends_.doorbell.valid(); }
-  Status choose(bool shm, const std::string& reason);
-  void go_up(bool shm);
+  Status choose(Path path, const std::string& reason);
+  void go_up(Path path);
+  std::string why_no_verbs_with(Policy theirs) const;
+  Status begin_verbs(const std::string& why_not_shm);
+  Status make_link();
+  Status on_verbs_choice(const Choice& choice);
+  Status on_ready(const Ready& ready);
+  Status drive_link(int64_t now_ms);
+  Status without_verbs(const std::string& reason);
   std::string cannot_share(Policy theirs) const;
+  bool is_refused(Path path) const;
 
   PeerId peer_;
   const Surroundings* surroundings_;
@@ -108,8 +126,12 @@ class Connection {
   bool notes_ended_ = false;
   Policy their_policy_ = Policy::automatic;
   std::string why_not_shm_;
+  std::string why_not_verbs_;
   uint64_t their_pid_ = 0;
-  std::string ends_text_;  // both addresses, of an accepted connection
+  std::unique_ptr<verbs::Link> link_;  // until it is the channel
+  bool link_ready_ = false;            // the connector: the peer's end is known
+  int64_t link_deadline_ms_ = 0;       // 0: not set yet
+  std::string ends_text_;              // both addresses, of an accepted connection
   std::string path_;
   std::unique_ptr<Channel> channel_;
 };

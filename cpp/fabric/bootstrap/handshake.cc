@@ -19,9 +19,10 @@
 namespace mxrdma::fabric {
 namespace {
 
-// A frame of the agreement: a hello of kMaxHelloBytes and a few names.
-constexpr size_t kMaxBodyBytes = kMaxHelloBytes + 1024;
 constexpr size_t kMaxTextBytes = 512;
+constexpr size_t kMaxDeviceBytes = 64;  // IB_DEVICE_NAME_MAX
+constexpr uint32_t kMaxMtu = 65536;
+constexpr uint32_t kMaxTwentyFourBits = 0xffffff;
 
 void append(std::vector<std::byte>* to, const void* data, size_t bytes) {
   const auto* from = static_cast<const std::byte*>(data);
@@ -205,7 +206,7 @@ namespace {
 
 template <typename Coder>
 void fields(Coder& coder, typename Coder::template Field<Offer> offer) {
-  coder.choice(offer.policy, Policy::tcp, "policy");
+  coder.choice(offer.policy, Policy::control, "policy");
   coder.text(offer.identity.boot_id, kMaxTextBytes, "boot id");
   coder.number(offer.identity.network_namespace);
   coder.number(offer.identity.pid);
@@ -214,19 +215,61 @@ void fields(Coder& coder, typename Coder::template Field<Offer> offer) {
 
 template <typename Coder>
 void fields(Coder& coder, typename Coder::template Field<Answer> answer) {
-  coder.choice(answer.policy, Policy::tcp, "policy");
+  coder.choice(answer.policy, Policy::control, "policy");
   coder.number(answer.pid);
   coder.flag(answer.shm, "shm");
   coder.text(answer.reason, kMaxTextBytes, "reason");
   coder.text(answer.socket_name, kMaxTextBytes, "socket name");
   coder.number(answer.cookie[0]);
   coder.number(answer.cookie[1]);
+  coder.flag(answer.verbs, "verbs");
+  coder.text(answer.why_not_verbs, kMaxTextBytes, "reason");
+}
+
+template <typename Coder>
+void rail_fields(Coder& coder, typename Coder::template Field<VerbsRail> rail) {
+  coder.text(rail.device, kMaxDeviceBytes, "device");
+  coder.number(rail.port);
+  coder.flag(rail.ethernet, "ethernet");
+  coder.flag(rail.iwarp, "iwarp");
+  coder.number(rail.lid);
+  coder.number(rail.gid[0]);
+  coder.number(rail.gid[1]);
+  coder.number(rail.gid_index);
+  coder.number(rail.mtu);
+  coder.require(rail.mtu <= kMaxMtu, "mtu");
+  coder.number(rail.queue_pair);
+  coder.number(rail.first_packet);
+  coder.require(rail.queue_pair <= kMaxTwentyFourBits && rail.first_packet <= kMaxTwentyFourBits,
+                "a queue pair's number of more than 24 bits");
+  coder.number(rail.reads);
+  coder.number(rail.probe_address);
+  coder.number(rail.probe_key);
+}
+
+template <typename Coder>
+void fields(Coder& coder, typename Coder::template Field<VerbsEnd> end) {
+  coder.number(end.generation);
+  coder.number(end.window);
+  coder.require(end.window <= kVerbsWindow, "window");
+  coder.number(end.max_write_bytes);
+  coder.list(end.rails, kMaxVerbsRails, "rails",
+             [](auto& inner, auto& rail) { rail_fields(inner, rail); });
 }
 
 template <typename Coder>
 void fields(Coder& coder, typename Coder::template Field<Choice> choice) {
-  coder.flag(choice.shm, "shm");
+  coder.choice(choice.path, Path::verbs, "path");
   coder.text(choice.reason, kMaxTextBytes, "reason");
+  fields(coder, choice.end);
+}
+
+template <typename Coder>
+void fields(Coder& coder, typename Coder::template Field<Ready> ready) {
+  coder.flag(ready.ok, "ok");
+  coder.text(ready.reason, kMaxTextBytes, "reason");
+  coder.number(ready.peer_generation);
+  fields(coder, ready.end);
 }
 
 template <typename Body>
@@ -252,6 +295,7 @@ Result<Body> parsed(const std::vector<std::byte>& bytes, const char* what) {
 std::vector<std::byte> encode(const Offer& offer) { return written(offer); }
 std::vector<std::byte> encode(const Answer& answer) { return written(answer); }
 std::vector<std::byte> encode(const Choice& choice) { return written(choice); }
+std::vector<std::byte> encode(const Ready& ready) { return written(ready); }
 Result<Offer> decode_offer(const std::vector<std::byte>& body) {
   return parsed<Offer>(body, "offer");
 }
@@ -260,6 +304,9 @@ Result<Answer> decode_answer(const std::vector<std::byte>& body) {
 }
 Result<Choice> decode_choice(const std::vector<std::byte>& body) {
   return parsed<Choice>(body, "choice");
+}
+Result<Ready> decode_ready(const std::vector<std::byte>& body) {
+  return parsed<Ready>(body, "ready");
 }
 
 }  // namespace mxrdma::fabric

@@ -5,8 +5,12 @@
 //   connector     Proof: HMAC-SHA256(token, "connector", nonces) (32 bytes)
 //   acceptor      Proof: HMAC-SHA256(token, "acceptor", nonces)
 //   connector     Offer: policy, host identity, hello
-//   acceptor      Answer: shm rendezvous, or why not
-//   connector     Choice: the path, after it has tried
+//   acceptor      Answer: shm rendezvous, whether it has verbs, or why not
+//   connector     Choice: the path, after it has tried; with verbs its queue pairs
+//   and with verbs:
+//   acceptor      Ready: its queue pairs, which can receive; or why not
+//   (over the queue pairs a probe of the connector, then one of the acceptor)
+//   connector     Choice: verbs, or tcp and why
 #pragma once
 
 #include <array>
@@ -34,7 +38,9 @@ struct Prologue {
 static_assert(sizeof(Prologue) == 40);
 
 constexpr uint32_t kHandshakeMagic = 0x4d585248;
-constexpr uint16_t kHandshakeVersion = 1;
+constexpr uint16_t kHandshakeVersion = 2;
+// A frame of the agreement: a hello and a few names.
+constexpr size_t kMaxBodyBytes = kMaxHelloBytes + 2048;
 
 // Which kernel and which namespaces a process lives in: shared memory works where these agree.
 struct HostIdentity {
@@ -43,6 +49,32 @@ struct HostIdentity {
   uint64_t pid = 0;
 };
 HostIdentity host_identity();
+
+// One end of a queue pair, as the other end needs it.
+struct VerbsRail {
+  std::string device;
+  uint8_t port = 0;
+  bool ethernet = false;  // RoCE; else InfiniBand
+  bool iwarp = false;
+  uint32_t lid = 0;
+  uint64_t gid[2] = {0, 0};  // as it lies in memory
+  uint32_t gid_index = 0;
+  uint32_t mtu = 0;  // bytes
+  uint32_t queue_pair = 0;
+  uint32_t first_packet = 0;
+  uint32_t reads = 0;  // that it can serve at a time
+  // Memory for the probe's payload.
+  uint64_t probe_address = 0;
+  uint32_t probe_key = 0;
+};
+struct VerbsEnd {
+  uint32_t generation = 0;  // in each packet to this end
+  uint32_t window = 0;      // receives that it keeps posted for the peer
+  uint64_t max_write_bytes = 0;
+  std::vector<VerbsRail> rails;
+};
+
+enum class Path : uint8_t { tcp, shm, verbs };
 
 struct Offer {
   Policy policy = Policy::automatic;
@@ -56,18 +88,29 @@ struct Answer {
   std::string reason;       // why not
   std::string socket_name;  // abstract Unix socket
   uint64_t cookie[2] = {0, 0};
+  bool verbs = false;
+  std::string why_not_verbs;
 };
 struct Choice {
-  bool shm = false;
-  std::string reason;  // why not shm
+  Path path = Path::tcp;
+  std::string reason;  // why not a better one
+  VerbsEnd end;        // with verbs, at the first time
+};
+struct Ready {
+  bool ok = false;
+  std::string reason;            // why not
+  uint32_t peer_generation = 0;  // of the Choice that this answers
+  VerbsEnd end;
 };
 
 std::vector<std::byte> encode(const Offer& offer);
 std::vector<std::byte> encode(const Answer& answer);
 std::vector<std::byte> encode(const Choice& choice);
+std::vector<std::byte> encode(const Ready& ready);
 Result<Offer> decode_offer(const std::vector<std::byte>& body);
 Result<Answer> decode_answer(const std::vector<std::byte>& body);
 Result<Choice> decode_choice(const std::vector<std::byte>& body);
+Result<Ready> decode_ready(const std::vector<std::byte>& body);
 
 class Handshake {
  public:

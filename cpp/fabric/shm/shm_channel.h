@@ -35,7 +35,10 @@ class ShmChannel final : public Channel {
   Status read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) override;
   bool can_read() const override { return true; }
   size_t outstanding() const override { return operations_.size(); }
-  void share_on_loop(const RegionTable::Entry& entry) override { share(entry); }
+  Result<RemoteRegion> name_on_loop(RegionId, const RegionTable::Entry& entry) override {
+    share(entry);
+    return RegionTable::name(entry);
+  }
   void forget_on_loop(const RegionTable::Entry& entry) override;
   Status progress_on_loop() override;
   Status readable_on_loop() override;

@@ -1,6 +1,9 @@
 // The fabrics that the suite runs over.
+#include <cstdlib>
+#include <sstream>
 #include <utility>
 
+#include "fabric/devices.h"
 #include "fabric/faulty/faulty_fabric.h"
 #include "fabric/host_fabric.h"
 #include "fabric/sim/sim_network.h"
@@ -48,28 +51,53 @@ class DelayingWorld final : public World {
 class HostWorld final : public World {
  public:
   explicit HostWorld(Policy policy) : policy_(policy) {}
-  std::unique_ptr<Fabric> make_endpoint() override { return make_host_fabric(options()); }
+  std::unique_ptr<Fabric> make_endpoint() override { return make_host_fabric(next_options()); }
   std::unique_ptr<Fabric> make_impatient_endpoint() override {
-    HostFabricOptions impatient = options();
+    HostFabricOptions impatient = next_options();
     impatient.handshake_timeout_ms = kImpatientMs;
     return make_host_fabric(impatient);
   }
   bool pass() override { return true; }
   bool is_real() const override { return true; }
-  Status viable() const override { return fabric::viable(policy_); }
+  Status viable() const override {
+    if (policy_ == Policy::verbs && devices().empty())
+      return Status(Code::unsupported, "no usable RDMA device; scripts/soft-roce has some");
+    if (policy_ == Policy::verbs)
+      for (const DeviceInfo& device : device_table().devices)
+        if (device.iwarp() && device.name == devices().front())
+          return Status(Code::unsupported, "iWARP needs rdma_cm, which is not supported yet");
+    return fabric::viable(policy_);
+  }
 
  private:
   static constexpr int kImpatientMs = 300;
 
-  HostFabricOptions options() const {
+  HostFabricOptions next_options() {
     HostFabricOptions options;
     options.policy = policy_;
     options.token = "a token for tests";
     options.spin_us = 0;
+    if (policy_ == Policy::verbs) options.devices = devices()[next_++ % devices().size()];
     return options;
+  }
+  // Each endpoint has the next one, as if on hosts of their own. MXRDMA_TEST_DEVICES: those that
+  // reach each other; else all is done on the first.
+  static const std::vector<std::string>& devices() {
+    static const std::vector<std::string> found = [] {
+      std::vector<std::string> names;
+      const char* given = std::getenv("MXRDMA_TEST_DEVICES");
+      std::stringstream list(given == nullptr ? "" : given);
+      for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+      if (!names.empty()) return names;
+      for (const DeviceInfo& device : device_table().devices)
+        if (device.usable() && !device.iwarp() && names.empty()) names.push_back(device.name);
+      return names;
+    }();
+    return found;
   }
 
   const Policy policy_;
+  size_t next_ = 0;
 };
 #endif
 
@@ -88,7 +116,8 @@ INSTANTIATE_TEST_SUITE_P(Sim, Conformance,
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WaitingConformance);
 #ifdef MXRDMA_HAS_HOST_FABRIC
 const auto kHostWorlds =
-    testing::Values(factory<HostWorld>("shm", Policy::shm), factory<HostWorld>("tcp", Policy::tcp));
+    testing::Values(factory<HostWorld>("shm", Policy::shm), factory<HostWorld>("tcp", Policy::tcp),
+                    factory<HostWorld>("verbs", Policy::verbs));
 INSTANTIATE_TEST_SUITE_P(Host, Conformance, kHostWorlds, name_of);
 INSTANTIATE_TEST_SUITE_P(Host, WaitingConformance, kHostWorlds, name_of);
 #endif

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include "fabric/devices.h"
 #include "fabric/tcp/frame.h"
 #include "fabric_fixture.h"
 
@@ -254,7 +255,7 @@ TEST(FabricBootstrap, ARendezvousThatCannotBeReachedMeansTcpOrALoss) {
   End automatic(Policy::automatic), shm(Policy::shm);
   Result<Choice> choice = choice_after(answer, Policy::automatic, &automatic);
   ASSERT_TRUE(choice.is_ok()) << choice.status().to_string();
-  EXPECT_FALSE(choice.value().shm);
+  EXPECT_FALSE(choice.value().path == Path::shm);
   EXPECT_NE(choice.value().reason.find("network namespace"), std::string::npos);
   EXPECT_EQ(automatic.fabric->kind(automatic.events[0].peer), "tcp");
   Result<Choice> lost = choice_after(answer, Policy::shm, &shm);
@@ -293,7 +294,7 @@ std::unique_ptr<RawPeer> raw_tcp_peer(End* server, const Address& address) {
   EXPECT_TRUE(pump({server}, [&] { return peer->step(&body) || peer->handshake().proven(); }));
   peer->handshake().put_body(encode(Offer{Policy::tcp, host_identity(), {}}));
   EXPECT_TRUE(pump({server}, [&] { return peer->step(&body); }));
-  peer->handshake().put_body(encode(Choice{false, "as asked"}));
+  peer->handshake().put_body(encode(Choice{Path::tcp, "as asked", {}}));
   peer->step(&body);
   EXPECT_TRUE(pump({server}, [&] { return server->count(Event::Kind::accepted) == 1; }));
   return peer;
@@ -325,6 +326,29 @@ TEST(FabricBootstrap, ARegionReleasedWithinAWriteCostsThePeerUnlessItIsClosedAtO
     EXPECT_EQ(server.count(Event::Kind::arrived), 0u);
     EXPECT_EQ(memory[1000], std::byte{0x11}) << "written after the release";
   }
+}
+
+// Without a device of any kind: what is not for tensors is reached all the same.
+TEST(FabricBootstrap, WhoInsistsOnVerbsReachesAScheduler) {
+  End scheduler(Policy::control), worker(Policy::verbs);
+  worker.connect(scheduler.listen());
+  ASSERT_TRUE(pump({&scheduler, &worker}, [&] {
+    return scheduler.count(Event::Kind::accepted) == 1 && worker.count(Event::Kind::connected) == 1;
+  }));
+  EXPECT_EQ(worker.fabric->kind(worker.events[0].peer), "tcp");
+}
+
+TEST(FabricBootstrap, TwoThatInsistOnVerbsEndWithTheReason) {
+  for (const DeviceInfo& device : device_table().devices)
+    if (device.usable()) GTEST_SKIP() << "there is a usable RDMA device";
+  End server(Policy::verbs), client(Policy::verbs);
+  client.connect(server.listen());
+  ASSERT_TRUE(pump({&server, &client}, [&] { return client.count(Event::Kind::lost) == 1; }));
+  EXPECT_NE(client.events[0].status.message().find("verbs"), std::string::npos)
+      << client.events[0].status.message();
+  EXPECT_NE(client.events[0].status.message().find("device"), std::string::npos)
+      << client.events[0].status.message();
+  EXPECT_EQ(server.count(Event::Kind::accepted), 0u);
 }
 
 TEST(FabricBootstrap, AnotherHostGetsNoRendezvous) {

@@ -138,7 +138,7 @@ TEST(FabricHandshake, AnotherVersionIsNamed) {
 }
 
 TEST(FabricHandshake, AnOversizeBodyIsRefusedBeforeItIsTaken) {
-  for (uint32_t size : {uint32_t{kMaxHelloBytes + 1025}, UINT32_MAX}) {
+  for (uint32_t size : {uint32_t{kMaxBodyBytes + 1}, UINT32_MAX}) {
     Pair pair;
     ASSERT_TRUE(pair.prove(4096).is_ok());
     EXPECT_FALSE(
