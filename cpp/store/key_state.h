@@ -107,7 +107,8 @@ struct FailedRound {
 struct FreeDeleter {
   void operator()(std::byte* data) const { std::free(data); }
 };
-struct OptimizerState {
+// clang-tidy 14 looks at the loop that the compiler writes to copy the arrays.
+struct OptimizerState {  // NOLINT(readability-identifier-naming)
   bool runs = false;  // an element-wise optimizer updates this key
   Plan plan;
   std::unique_ptr<std::byte, FreeDeleter> arrays[2];

@@ -42,7 +42,9 @@ def test_clang_tidy():
     if not (database / "compile_commands.json").exists():
         pytest.skip("build/plain is not configured; ./scripts/test does it")
     compiled = {Path(entry["file"]) for entry in json.loads((database / "compile_commands.json").read_text())}
-    files = [path for path in tracked(".cc") if path in compiled and ROOT / "cpp" in path.parents]
+    # clang 14 does not know the name "f16c" of a CPU's feature, which g++ does.
+    unknown = {ROOT / "cpp/store/kernels.cc"}
+    files = [path for path in tracked(".cc") if path in compiled - unknown and ROOT / "cpp" in path.parents]
     assert len(files) > 30
 
     def check(path):
