@@ -109,7 +109,7 @@ struct FreeDeleter {
 };
 // clang-tidy 14 looks at the loop that the compiler writes to copy the arrays.
 struct OptimizerState {  // NOLINT(readability-identifier-naming)
-  bool runs = false;  // an element-wise optimizer updates this key
+  bool runs = false;     // an element-wise optimizer updates this key
   Plan plan;
   std::unique_ptr<std::byte, FreeDeleter> arrays[2];
   std::unique_ptr<std::byte, FreeDeleter> master;
