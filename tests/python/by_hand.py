@@ -9,6 +9,7 @@ import textwrap
 
 PRELUDE = """\
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 import mxnet as mx
 kv = mx.kv.create('dist_rdma')
 rank, size = kv.rank, kv.num_workers
