@@ -50,6 +50,7 @@ def train(*options):
     return results, done.stderr
 
 
+@pytest.mark.timeout(2 * LIMIT_S + 30)
 def test_a_training_over_verbs_ends_with_the_weights_of_one_over_tcp(rxe_devices):
     device = rxe_devices[-1]
     before = device.counters()["sent_pkts"]

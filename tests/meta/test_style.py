@@ -34,6 +34,7 @@ def test_clang_format():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # each file is compiled once more
 def test_clang_tidy():
     """Names and a few kinds of bugs, see .clang-tidy. Reads how the plain lane of scripts/test compiles each file."""
     database = ROOT / "build" / "plain"
