@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/check.h"
 #include "base/limits.h"
 
 namespace mxrdma::fabric::verbs {
@@ -20,6 +21,7 @@ class Batch {
 
   // The next request, empty, with room for kMaxVerbsGather places.
   ibv_send_wr* add(uint64_t number, ibv_wr_opcode opcode) {
+    MXRDMA_CHECK(count_ < kRequests, "a batch of work requests takes no more");
     ibv_send_wr& request = requests_[count_];
     request = ibv_send_wr{};
     request.wr_id = number;

@@ -93,7 +93,9 @@ bool VerbsChannel::has_room(const Batch& batch) const {
 }
 
 void VerbsChannel::post(Batch* batch) {
-  if (batch->count() == 0 || !broken_.is_ok()) return;
+  if (batch->count() == 0) return;
+  // What an earlier post broke takes no more; its batch must not fill up behind it.
+  if (!broken_.is_ok()) return batch->clear();
   ibv_send_wr* refused = nullptr;
   const int error = ibv_post_send(queue_pair_.get(), batch->finish(), &refused);
   if (error != 0) broken_on_loop(verbs_error("posting to the queue pair", error));
