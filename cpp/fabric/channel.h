@@ -1,6 +1,7 @@
 // The data path to one peer, behind the handshake. tcp/, shm/ and verbs/ implement it.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "fabric/fabric.h"
@@ -13,6 +14,15 @@ struct ChannelContext {
   RegionTable* regions = nullptr;
   Counters* counters = nullptr;
   std::vector<Event>* events = nullptr;  // appended to; delivered by the next poll()
+
+  // An operation of the peer has ended well.
+  void done(PeerId peer, uint64_t id) const {
+    Event event;
+    event.kind = Event::Kind::done;
+    event.peer = peer;
+    event.id = id;
+    events->push_back(std::move(event));
+  }
 };
 
 class Channel {

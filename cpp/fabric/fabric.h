@@ -130,10 +130,6 @@ class Fabric {
   virtual Status read(PeerId peer, const RemoteRegion& source, void* into, size_t bytes,
                       uint64_t id) = 0;
   virtual bool can_read(PeerId peer) const = 0;
-  // Whether writes to this peer leave from registered spans without a copy, so that it pays to
-  // register (and hold) memory that is sent again and again; only where a process may fork while
-  // its memory is registered.
-  virtual bool gains_from_registration(PeerId) const { return false; }
 
   // ---- progress ----
   // Appends events; waits up to timeout_ms (0: not at all) if there are none. Returns early on

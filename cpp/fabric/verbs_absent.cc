@@ -17,7 +17,6 @@ Status Hub::usable_on_loop(const std::string&) {
                 "missing; install libibverbs-dev and librdmacm-dev (RHEL: rdma-core-devel) and "
                 "build again");
 }
-bool Hub::is_iwarp() const { return false; }
 Result<std::unique_ptr<Link>> Hub::make_link_on_loop(PeerId, int, bool) {
   return Status(Code::unsupported, "this build of mxrdma has no verbs");
 }

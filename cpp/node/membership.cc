@@ -176,9 +176,8 @@ std::string Membership::why_not_joined() const {
            (last_error_.empty() ? "" : ": " + last_error_) +
            "; is it running, or has it given up? Check host and port too";
   return "not all nodes joined the scheduler at " + scheduler + limit +
-         "; check that the numbers of workers and servers are the same everywhere and that all "
-         "were "
-         "started" +
+         "; check that the numbers of workers and servers are the same everywhere and that "
+         "all were started" +
          (last_error_.empty() ? "" : " (last error: " + last_error_ + ")");
 }
 

@@ -61,8 +61,7 @@ struct Slot {
 struct Worker::Implementation {
   using Command = std::function<void(WorkerCore*)>;
 
-  Implementation(Worker* worker, const NodeOptions& node_options)
-      : owner(worker), options(node_options) {}
+  explicit Implementation(const NodeOptions& node_options) : options(node_options) {}
 
   // The order of commands is the order of the users' calls. Every command is one user operation in
   // flight or a step of one, so the queue is bounded by what the user has in flight.
@@ -157,7 +156,6 @@ struct Worker::Implementation {
     return failed;
   }
 
-  Worker* owner;
   NodeOptions options;
   std::unique_ptr<fabric::Fabric> fabric;
   std::thread thread;
@@ -185,10 +183,31 @@ struct Worker::Implementation {
   Result<Ticket> open(const std::function<Command(Ticket, Completion)>& make, Completion done);
   Result<wire::Release> enter(wire::Enter enter, const Interrupt& interrupt);
   Status complete(const Interrupt& interrupt);
-  Status set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt);
+
+  // While it lives, no other thread pushes, pulls or sets an optimizer.
+  class Configuring {
+   public:
+    explicit Configuring(Implementation* worker) : worker_(worker) {
+      std::lock_guard<std::mutex> lock(worker_->mutex);
+      alone_ = worker_->configurer == std::thread::id();
+      if (alone_) worker_->configurer = std::this_thread::get_id();
+    }
+    ~Configuring() {
+      if (!alone_) return;
+      std::lock_guard<std::mutex> lock(worker_->mutex);
+      worker_->configurer = std::thread::id();
+    }
+    Configuring(const Configuring&) = delete;
+    Configuring& operator=(const Configuring&) = delete;
+    bool alone() const { return alone_; }
+
+   private:
+    Implementation* worker_;
+    bool alone_ = false;
+  };
 };
 
-Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(this, options)) {}
+Worker::Worker(const NodeOptions& options) : implementation_(new Implementation(options)) {}
 
 Worker::~Worker() {
   const bool forked = implementation_->started && getpid() != implementation_->pid;
@@ -321,20 +340,9 @@ Status Worker::Implementation::complete(const Interrupt& interrupt) {
 
 Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& interrupt) {
   Implementation& self = *implementation_;
-  {
-    std::lock_guard<std::mutex> lock(self.mutex);
-    if (self.configurer != std::thread::id())
-      return Status(Code::invalid_argument, "set_optimizer is under way in another thread");
-    self.configurer = std::this_thread::get_id();
-  }
-  Status status = self.set_optimizer(spec, interrupt);
-  std::lock_guard<std::mutex> lock(self.mutex);
-  self.configurer = std::thread::id();
-  return status;
-}
-
-Status Worker::Implementation::set_optimizer(const wire::OptimizerSpec& spec,
-                                             const Interrupt& interrupt) {
+  const Implementation::Configuring configuring(&self);
+  if (!configuring.alone())
+    return Status(Code::invalid_argument, "set_optimizer is under way in another thread");
   // The rest of the message needs some room too.
   if (spec.pickle.size() > kMaxBlobBytes - kMaxMessageBytes)
     return Status(Code::invalid_argument, "the optimizer " + spec.name + " pickles to " +
@@ -342,7 +350,7 @@ Status Worker::Implementation::set_optimizer(const wire::OptimizerSpec& spec,
                                               " bytes; at most " +
                                               std::to_string(kMaxBlobBytes - kMaxMessageBytes) +
                                               " can be sent to the servers. Does it hold data?");
-  Status status = complete(interrupt);
+  Status status = self.complete(interrupt);
   if (!status.is_ok()) return status;
   // Keys that would have to move to one server each are read before the servers drop them. Nobody
   // can complete a round meanwhile: that takes our push, and all of ours are complete.
@@ -351,9 +359,9 @@ Status Worker::Implementation::set_optimizer(const wire::OptimizerSpec& spec,
     std::vector<std::byte> bytes;
   };
   auto saved = std::make_shared<std::vector<Saved>>();
-  if (spec.kind == wire::OptimizerKind::python && book.your_rank == 0 && book.config.servers > 1) {
+  if (spec.kind == wire::OptimizerKind::python && rank() == 0 && num_servers() > 1) {
     auto plan = std::make_shared<Slot<bool>>();
-    post(
+    self.post(
         [saved, plan](WorkerCore* core) {
           for (const auto& entry : core->split_keys())
             saved->push_back({entry.first, std::vector<std::byte>(entry.second)});
@@ -363,35 +371,34 @@ Status Worker::Implementation::set_optimizer(const wire::OptimizerSpec& spec,
     Status interrupted;
     if (!plan->wait(interrupt, &interrupted)) return interrupted;
     for (Saved& key : *saved) {
-      Result<Ticket> pull = owner->open_pull(key.id, 0, [](const Status&) {});
+      Result<Ticket> pull = open_pull(key.id, 0, [](const Status&) {});
       if (!pull.is_ok()) return pull.status();
-      owner->grant(pull.value(), key.bytes.data(), key.bytes.size());
+      grant(pull.value(), key.bytes.data(), key.bytes.size());
     }
-    status = owner->drain(kRoundTimeoutMs, interrupt);
+    status = drain(kRoundTimeoutMs, interrupt);
     if (!status.is_ok()) return status;
   }
-  wire::Enter request;
-  request.kind = wire::CollectiveKind::set_optimizer;
-  request.label = "set_optimizer";
-  request.optimizer = spec;
-  if (book.your_rank != 0)
-    request.optimizer.pickle
-        .clear();  // rank 0's is used; the others only have to agree on its name
-  Result<wire::Release> release = enter(std::move(request), interrupt);
+  wire::Enter enter;
+  enter.kind = wire::CollectiveKind::set_optimizer;
+  enter.label = "set_optimizer";
+  enter.optimizer = spec;
+  if (rank() != 0)
+    enter.optimizer.pickle.clear();  // rank 0's is used; the others only have to agree on its name
+  Result<wire::Release> release = self.enter(std::move(enter), interrupt);
   if (!release.is_ok()) return release.status();
-  if (book.your_rank != 0) return Status::ok();
+  if (rank() != 0) return Status::ok();
   for (const wire::KeySpec& moved : release.value().moved) {
     auto found = std::find_if(saved->begin(), saved->end(),
                               [&](const Saved& key) { return key.id == moved.id; });
     if (found == saved->end())
       return Status(Code::internal,
                     "key " + wire::shown_name(moved.request.name) + " moved unexpectedly");
-    Result<Ticket> push = owner->open_push(moved.id, wire::PushKind::initial, store::Hyper{}, 0,
-                                           [saved](const Status&) {});
+    Result<Ticket> push =
+        open_push(moved.id, wire::PushKind::initial, store::Hyper{}, 0, [saved](const Status&) {});
     if (!push.is_ok()) return push.status();
-    owner->supply(push.value(), found->bytes.data(), found->bytes.size());
+    supply(push.value(), found->bytes.data(), found->bytes.size());
   }
-  return owner->drain(kRoundTimeoutMs, interrupt);
+  return drain(kRoundTimeoutMs, interrupt);
 }
 
 // ---- operations

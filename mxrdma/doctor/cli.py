@@ -4,14 +4,12 @@ import sys
 from typing import Any, Dict, Optional
 
 import click
-from rich.console import Console
 
 from mxrdma import config
 from mxrdma.doctor import findings, host, report, second_opinion
 from mxrdma.doctor.pair import pair
 from mxrdma.errors import ConfigError
 
-PIPED_WIDTH = 150
 # Looks at the host only: the choice is then the first usable device.
 NO_ADDRESS = "0.0.0.0"
 
@@ -60,7 +58,7 @@ def main(
     if as_json:
         print(report.as_json(rdma, surroundings, found, _core.__version__))
     else:
-        report.show(Console(width=None if sys.stdout.isatty() else PIPED_WIDTH), rdma, found)
+        report.show(report.console(), rdma, found)
     sys.exit(findings.exit_code(found))
 
 

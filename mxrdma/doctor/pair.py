@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mxrdma import config, errors
-from mxrdma.doctor import findings, host
+from mxrdma.doctor import findings, host, report
 
 PORT = 9190
-PIPED_WIDTH = 150
 JOIN_S = 0.2
 SIZES = (8, 4096, 65536, 1 << 20, 4 << 20)
 FABRICS = ("tcp", "shm", "verbs")
@@ -125,7 +124,7 @@ def _listen(settings: config.Settings, token: bytes, address: Optional[str], por
     finally:
         listener.stop()
         thread.join()
-    _show_changes(Console(width=None if sys.stdout.isatty() else PIPED_WIDTH), changes(before, snapshot(rdma)))
+    _show_changes(report.console(), changes(before, snapshot(rdma)))
     if failure:
         raise failure[0]
 
@@ -133,10 +132,10 @@ def _listen(settings: config.Settings, token: bytes, address: Optional[str], por
 def _report(settings: config.Settings, address: str) -> Dict[str, Any]:
     from mxrdma import _core
 
-    report: Dict[str, Any] = _core.device_report(
+    facts: Dict[str, Any] = _core.device_report(
         address=address, devices=settings.get("MXRDMA_DEVICE") or "", gid_index=settings.get("MXRDMA_GID_INDEX")
     )
-    return report
+    return facts
 
 
 def _measure(
@@ -171,7 +170,7 @@ def _measure(
 
 
 def _show(result: Dict[str, Any]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console = report.console()
     for run in result["fabrics"]:
         if "problem" in run:
             console.print(f"{run['fabric']}: {run['problem']}", markup=False, soft_wrap=True)

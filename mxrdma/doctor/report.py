@@ -1,6 +1,7 @@
 """The doctor's findings as text and as JSON."""
 
 import json
+import sys
 from typing import Any, Dict, List
 
 from rich.console import Console
@@ -12,6 +13,13 @@ from mxrdma.doctor.findings import Finding
 
 _STYLES = {findings.GOOD: "green", findings.WARNING: "yellow", findings.PROBLEM: "red"}
 _MARKS = {findings.GOOD: "ok     ", findings.WARNING: "warning", findings.PROBLEM: "problem"}
+
+_PIPED_WIDTH = 150
+
+
+def console() -> Console:
+    """Standard output, with long lines where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def as_json(rdma: Dict[str, Any], host: Dict[str, Any], found: List[Finding], version: str) -> str:

@@ -316,11 +316,7 @@ void ShmChannel::gather(const Operation& operation, std::byte* to, uint64_t byte
 void ShmChannel::finish_done() {
   while (!operations_.empty() && next_to_issue_ > 0 && operations_.front().issued &&
          operations_.front().consumed_at <= seen_consumed_) {
-    Event event;
-    event.kind = Event::Kind::done;
-    event.peer = peer_;
-    event.id = operations_.front().id;
-    context_.events->push_back(std::move(event));
+    context_.done(peer_, operations_.front().id);
     operations_.pop_front();
     --next_to_issue_;
   }

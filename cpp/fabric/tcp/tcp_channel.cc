@@ -125,11 +125,7 @@ void TcpChannel::sent(size_t bytes) {
       return;
     }
     bytes -= left;
-    Event event;
-    event.kind = Event::Kind::done;
-    event.peer = peer_;
-    event.id = out.id;
-    context_.events->push_back(std::move(event));
+    context_.done(peer_, out.id);
     queue_.pop_front();
   }
 }

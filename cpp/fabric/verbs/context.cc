@@ -113,6 +113,13 @@ Status VerbsContext::prepare_queues() {
 
 // ---- memory
 
+Status VerbsContext::registration_refused(size_t bytes, int error) const {
+  return verbs_error("registering " + std::to_string(bytes) + " bytes with " + picked_.rail.device +
+                         " (limit of locked memory: " + locked_memory_limit() +
+                         "; raise it with ulimit -l unlimited)",
+                     error);
+}
+
 Result<Block> VerbsContext::make_block(size_t bytes, int access) {
   Result<std::shared_ptr<Segment>> memory = Segment::create(bytes);
   if (!memory.is_ok()) return memory.status();
@@ -120,11 +127,7 @@ Result<Block> VerbsContext::make_block(size_t bytes, int access) {
   block.memory = memory.value();
   block.region = Handle<ibv_mr>(library_.reg_mr(domain_.get(), block.memory->base(), bytes, access),
                                 library_.dereg_mr, "registered memory");
-  if (!block.region)
-    return verbs_error("registering " + std::to_string(bytes) +
-                           " bytes with the device (limit of locked memory: " +
-                           locked_memory_limit() + "; raise it with ulimit -l unlimited)",
-                       errno);
+  if (!block.region) return registration_refused(bytes, errno);
   ++shared_.counters->registrations;
   shared_.counters->registered_bytes += bytes;
   return block;
@@ -135,11 +138,7 @@ Result<const ibv_mr*> VerbsContext::registration(RegionId id, const RegionTable:
   if (found != registrations_.end()) return const_cast<const ibv_mr*>(found->second.get());
   Handle<ibv_mr> made(library_.reg_mr(domain_.get(), entry.base, entry.bytes, kRemoteAccess),
                       library_.dereg_mr, "registered memory");
-  if (!made)
-    return verbs_error("registering " + std::to_string(entry.bytes) + " bytes with " +
-                           picked_.rail.device + " (limit of locked memory: " +
-                           locked_memory_limit() + "; raise it with ulimit -l unlimited)",
-                       errno);
+  if (!made) return registration_refused(entry.bytes, errno);
   ++shared_.counters->registrations;
   shared_.counters->registered_bytes += entry.bytes;
   return const_cast<const ibv_mr*>(registrations_.emplace(id, std::move(made)).first->second.get());
@@ -148,10 +147,7 @@ Result<const ibv_mr*> VerbsContext::registration(RegionId id, const RegionTable:
 Result<Handle<ibv_mr>> VerbsContext::register_target(void* base, size_t bytes) {
   Handle<ibv_mr> made(library_.reg_mr(domain_.get(), base, bytes, IBV_ACCESS_LOCAL_WRITE),
                       library_.dereg_mr, "registered memory");
-  if (!made)
-    return verbs_error("registering " + std::to_string(bytes) + " bytes (limit of locked memory: " +
-                           locked_memory_limit() + "; raise it with ulimit -l unlimited)",
-                       errno);
+  if (!made) return registration_refused(bytes, errno);
   ++shared_.counters->registrations;
   return made;
 }

@@ -86,6 +86,7 @@ class VerbsContext {
   VerbsContext(const Library& library, Picked picked, const ChannelContext& shared);
   Status prepare();
   Status prepare_queues();
+  Status registration_refused(size_t bytes, int error) const;
   Status post_more_receives();
   Status post_receives(const std::vector<uint32_t>& buffers);
   size_t poll_completions();

@@ -29,8 +29,6 @@ class Credits {
   bool may_send() const { return available_ > kReserve; }
   bool wants_return() const { return owed_ >= std::max(1u, ours_ / 4); }
   bool may_return() const { return available_ > 0; }
-  uint32_t available() const { return available_; }
-  uint32_t owed() const { return owed_; }
 
   void spend() { --available_; }
   // A receive of ours was used by the peer, and is posted again.

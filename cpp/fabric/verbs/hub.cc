@@ -46,10 +46,6 @@ Status Hub::usable_on_loop(const std::string& local_host) {
   return *state_->outcome;
 }
 
-bool Hub::is_iwarp() const {
-  return state_->context != nullptr && state_->context->picked().rail.iwarp;
-}
-
 Result<std::unique_ptr<Link>> Hub::make_link_on_loop(PeerId peer, int control, bool acceptor) {
   if (state_->context == nullptr) return Status(Code::fabric, "no RDMA device is open");
   return VerbsChannel::make(state_->context.get(), state_->shared, peer, control, acceptor);

@@ -37,7 +37,6 @@ class Hub {
   // Whether a peer on a connection with this local address could be reached by verbs. Opens the
   // device at the first call.
   Status usable_on_loop(const std::string& local_host);
-  bool is_iwarp() const;
   // After usable_on_loop(). `control` stays its owner's.
   Result<std::unique_ptr<Link>> make_link_on_loop(PeerId peer, int control, bool acceptor);
 

@@ -57,7 +57,6 @@ Result<Picked> pick(const Library& library, const std::string& devices,
   std::memcpy(picked.rail.gid, rail.gid.raw.data(), rail.gid.raw.size());
   picked.rail.mtu = 128u << port.active_mtu;
   picked.max_message_bytes = port.max_msg_sz;
-  picked.description = rail.text();
   return picked;
 }
 

@@ -14,8 +14,7 @@ struct Picked {
   Handle<ibv_context> context;
   ibv_device_attr attributes{};
   uint64_t max_message_bytes = 0;
-  VerbsRail rail;           // what is known without a queue pair
-  std::string description;  // for people: device, port, GID, index, MTU
+  VerbsRail rail;  // what is known without a queue pair
 };
 
 // `devices` as in HostFabricOptions; if empty, the one whose GID is that of `local_host`.

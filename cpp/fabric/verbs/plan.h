@@ -95,7 +95,6 @@ class StageRing {
     return true;
   }
   void give(size_t held) { given_ += held; }
-  size_t in_use() const { return taken_ - given_; }
 
  private:
   size_t bytes_;

@@ -268,11 +268,7 @@ void VerbsChannel::return_credits(Batch* batch) {
 void VerbsChannel::finish_done() {
   while (!operations_.empty() && next_to_issue_ > 0 && operations_.front().issued &&
          operations_.front().last_request <= completed_) {
-    Event event;
-    event.kind = Event::Kind::done;
-    event.peer = peer_;
-    event.id = operations_.front().id;
-    shared_.events->push_back(std::move(event));
+    shared_.done(peer_, operations_.front().id);
     operations_.pop_front();
     --next_to_issue_;
   }
