@@ -54,7 +54,8 @@ def _explained(error):
     """MXNet 1.9.1 uses names that NumPy 1.24 has dropped. A later `pip install` of something else brings such a NumPy."""
     numpy = sys.modules.get("numpy")
     version = getattr(numpy, "__version__", "0.0")
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (1, 24):
+    parts = [int("".join(filter(str.isdigit, part[:3])) or 0) for part in version.split(".")[:2]]
+    if parts < [1, 24]:
         return error
     return ImportError(
         f"MXNet 1.9.1 needs NumPy below 1.24, but NumPy {version} is installed ({error}); "

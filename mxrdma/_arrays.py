@@ -25,6 +25,7 @@ TYPE_FLAGS = {
     np.dtype(np.int8): 5,
     np.dtype(np.int64): 6,
 }
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _CPU_DEVICES = ("cpu", "cpu_pinned", "cpu_shared")
 
 
@@ -33,6 +34,8 @@ def check_key(key: Any) -> Key:
     if isinstance(key, (bool, np.bool_)):
         raise InvalidArgument(f"key {key!r} is a bool; keys are integers or strings")
     if isinstance(key, (int, np.integer)):
+        if not _INT64_MIN <= key <= _INT64_MAX:
+            raise InvalidArgument(f"key {key} does not fit into 64 bits; use a string")
         return int(key)
     if isinstance(key, str):
         return key

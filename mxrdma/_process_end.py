@@ -80,7 +80,9 @@ def _watch_exit_codes() -> None:
 
     exit_by_an_exception.of_mxrdma = True  # type: ignore[attr-defined]
     sys.exit = exit_by_an_exception  # type: ignore[assignment]
-    for module in list(sys.modules.values()):  # `from sys import exit` came earlier
+    for module in list(sys.modules.values()):  # `from sys import exit` came earlier, perhaps under another name
         names = getattr(module, "__dict__", None)
-        if isinstance(names, dict) and names.get("exit") is previous and module is not sys:
-            names["exit"] = exit_by_an_exception
+        if not isinstance(names, dict) or module is sys:
+            continue
+        for name in [name for name, value in names.items() if value is previous and name != "previous"]:
+            names[name] = exit_by_an_exception

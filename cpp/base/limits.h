@@ -83,8 +83,9 @@ constexpr int kRoundTimeoutMs = 30 * 60 * 1000;
 constexpr int kBarrierTimeoutMs = 30 * 60 * 1000;
 constexpr int kVerdictMs =
     2'000;  // after a lost connection: for the scheduler to name who was lost first
-// A peer whose host acknowledges nothing for so long is cut off. Longer than a heartbeat's silence,
-// so that the scheduler, which sees more, speaks first where it can.
+// A peer whose host acknowledges nothing for so long, or which reads nothing, is cut off; twice the
+// heartbeat's time-out if that is longer, so that the scheduler, which sees more, speaks first
+// where it can.
 constexpr int kUnacknowledgedMs = 30'000;
 constexpr int kLeaveTimeoutMs = 10'000;  // a clean exit waits so long for the scheduler's word
 

@@ -77,7 +77,11 @@ void SchedulerState::on_message(Member member, wire::Message message, int64_t no
     effects->push_back(Effect::close(member));
     return;
   }
-  if (std::holds_alternative<wire::Heartbeat>(message)) return;
+  if (std::holds_alternative<wire::Heartbeat>(message)) {
+    // The node too wants to know that somebody is there.
+    effects->push_back(Effect::send({member}, std::move(message)));
+    return;
+  }
   if (std::holds_alternative<wire::Leave>(message)) return on_leave(node, now_ms, effects);
   if (const auto* failed = std::get_if<wire::Failed>(&message))
     return gone(node, wire::GoneHow::failed, failed->reason, now_ms, effects, failed->code);

@@ -116,6 +116,11 @@ class Fabric {
   // nothing.
   virtual void close(PeerId peer) = 0;
 
+  // A peer whose host acknowledges nothing for so long is lost; at first kUnacknowledgedMs. Counts
+  // for connections that are there and for later ones. Where nothing is acknowledged (shm) it means
+  // nothing.
+  virtual void be_patient_on_loop(int /*silent_ms*/) {}
+
   // ---- data ----
   // One-sided: gathers `spans` (at most kMaxSpans) into `target` at the peer, which then sees
   // `arrived(immediate, sum of bytes)`. The spans' memory belongs to the fabric until `done(id)`;

@@ -51,6 +51,7 @@ class HostFabric final : public Fabric {
   Result<Address> listen(const Address& address) override;
   Result<PeerId> connect(const Address& address, const std::vector<std::byte>& hello) override;
   void close(PeerId peer) override;
+  void be_patient_on_loop(int silent_ms) override;
 
   Status write(PeerId peer, const LocalSpan* spans, size_t count, const RemoteRegion& target,
                uint32_t immediate, uint64_t id) override;
@@ -83,6 +84,7 @@ class HostFabric final : public Fabric {
   void lose(Peer* peer, const Status& status);
   void finish_operations(Peer* peer, const Status& status);
   void watch(Peer* peer);
+  void limit_silence_of(const Connection& connection) const;
 
   bool progress();
   void housekeeping();
@@ -116,6 +118,7 @@ class HostFabric final : public Fabric {
   size_t unproven_ = 0;          // of those, peers that connected to us
   int64_t listen_again_ms_ = 0;  // 0: listening
   int spin_us_ = 0;
+  int silent_ms_ = kUnacknowledgedMs;
 };
 
 Status no_token() {
@@ -280,6 +283,18 @@ void HostFabric::close(PeerId id) {
     finish_operations(peer, Status(Code::cancelled, "the connection was closed here"));
 }
 
+void HostFabric::limit_silence_of(const Connection& connection) const {
+  Status status = limit_silence(connection.control(), silent_ms_);
+  if (!status.is_ok()) log_warning(connection.where() + ": " + status.message());
+}
+
+void HostFabric::be_patient_on_loop(int silent_ms) {
+  silent_ms_ = silent_ms;
+  for (const auto& entry : peers_)
+    if (entry.second.told && entry.second.connection->stage() == Connection::Stage::up)
+      limit_silence_of(*entry.second.connection);
+}
+
 // What a step with the connection led to.
 void HostFabric::settle(Peer* peer, const Status& status) {
   Connection* connection = peer->connection.get();
@@ -294,6 +309,7 @@ void HostFabric::settle(Peer* peer, const Status& status) {
     event.peer = connection->peer();
     if (connection->is_acceptor()) event.payload = connection->take_hello();
     pending_.push_back(std::move(event));
+    if (silent_ms_ != kUnacknowledgedMs) limit_silence_of(*connection);
     connection->channel()->open_on_loop();
   }
   watch(peer);

@@ -82,6 +82,12 @@ Status prepare_stream(int fd) {
   return Status::ok();
 }
 
+Status limit_silence(int fd, int silent_ms) {
+  if (setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms) == 0)
+    return Status::ok();
+  return Status(Code::fabric, "TCP_USER_TIMEOUT: " + errno_text(errno));
+}
+
 void end_stream(int fd) {
   if (fd < 0 || shutdown(fd, SHUT_WR) != 0) return;
   char waste[4096];

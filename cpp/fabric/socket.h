@@ -28,6 +28,8 @@ Result<Fd> begin_connect(const SocketAddress& address);
 int connect_error(int fd);
 bool is_connected_to_itself(int fd);
 Status prepare_stream(int fd);
+// How long the peer's host may acknowledge nothing, or the peer read nothing.
+Status limit_silence(int fd, int silent_ms);
 // Before the descriptor is closed: what was sent goes out, which a close with unread data would cut
 // off by a reset.
 void end_stream(int fd);

@@ -62,6 +62,7 @@ bool Membership::on_event_on_loop(const Event& event, std::vector<Notice>* notic
       break;
     }
     case Event::Kind::message: {
+      heard_ms_ = clock_->now_ms();
       Result<std::optional<wire::Message>> message =
           assembler_.add(event.payload.data(), event.payload.size());
       if (!message.is_ok()) {
@@ -111,6 +112,7 @@ void Membership::on_message(const wire::Message& message, std::vector<Notice>* n
       return fail(Code::fabric, "the scheduler sent an address book that cannot be: " + *wrong,
                   notices);
     book_ = *book;
+    fabric_->be_patient_on_loop(patience_ms(book_.config));
     next_beat_ms_ = clock_->now_ms() + book_.config.heartbeat_interval_ms;
     notice.kind = Notice::Kind::book;
   } else if (const auto* refused = std::get_if<wire::JoinRefused>(&message)) {
@@ -132,6 +134,8 @@ void Membership::on_message(const wire::Message& message, std::vector<Notice>* n
   } else if (std::get_if<wire::LeaveAcknowledged>(&message)) {
     left_ = true;
     return;
+  } else if (std::get_if<wire::Heartbeat>(&message)) {
+    return;  // heard_ms_ is all of it
   } else {
     notice.message = message;
   }
@@ -161,11 +165,28 @@ void Membership::tick_on_loop(std::vector<Notice>* notices) {
       tell_waiting();
     return;
   }
-  if (connected_ && now_ms >= next_beat_ms_) {
+  watch_scheduler(notices);
+  if (connected_ && !ended_ && now_ms >= next_beat_ms_) {
     next_beat_ms_ = now_ms + book_.config.heartbeat_interval_ms;
     Status status = send_on_loop(wire::Heartbeat{++beats_});
     if (!status.is_ok()) fail(Code::scheduler_lost, status.message(), notices);
   }
+}
+
+// A scheduler that hangs or is stopped still has its connections: it would be waited for without
+// end, as nobody else ends collectives.
+void Membership::watch_scheduler(std::vector<Notice>* notices) {
+  const int64_t now_ms = clock_->now_ms();
+  // While this process stood still itself, its messages waited to be read: that is not silence.
+  const int64_t missed_ms = now_ms - last_tick_ms_ - book_.config.heartbeat_interval_ms;
+  if (last_tick_ms_ != 0 && missed_ms > 0) heard_ms_ += missed_ms;
+  last_tick_ms_ = now_ms;
+  const int64_t silent_ms = now_ms - heard_ms_;
+  if (connected_ && silent_ms >= book_.config.heartbeat_timeout_ms)
+    fail(Code::scheduler_lost,
+         "the scheduler at " + to_string(options_.scheduler) + " gave no sign of life for " +
+             std::to_string(silent_ms / 1000) + " s: is its process stopped, or its host?",
+         notices);
 }
 
 std::string Membership::why_not_joined() const {

@@ -54,6 +54,7 @@ class Membership {
  private:
   void on_message(const wire::Message& message, std::vector<Notice>* notices);
   void fail(Code code, const std::string& text, std::vector<Notice>* notices);
+  void watch_scheduler(std::vector<Notice>* notices);
   std::string why_not_joined() const;
   void tell_waiting();
 
@@ -68,6 +69,7 @@ class Membership {
   bool started_ = false, connected_ = false, ended_ = false, leaving_ = false, left_ = false;
   bool ever_connected_ = false, waiting_told_ = false;
   int64_t join_deadline_ms_ = 0, tell_waiting_ms_ = 0, next_beat_ms_ = 0;
+  int64_t heard_ms_ = 0, last_tick_ms_ = 0;
   uint64_t beats_ = 0;
   wire::AddressBook book_;
   wire::Assembler assembler_;

@@ -2,12 +2,20 @@
 // environment.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
+#include "base/limits.h"
 #include "fabric/host_fabric.h"
 #include "wire/control.h"
 
 namespace mxrdma::node {
+
+// For Fabric::be_patient_on_loop.
+inline int patience_ms(const wire::JobConfig& config) {
+  // At most a week (cluster::invalid), of which two fit.
+  return std::max(kUnacknowledgedMs, 2 * static_cast<int>(config.heartbeat_timeout_ms));
+}
 
 struct NodeOptions {
   fabric::Address

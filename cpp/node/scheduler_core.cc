@@ -32,7 +32,9 @@ SchedulerCore::SchedulerCore(fabric::Fabric* fabric, const Clock* clock, const N
       clock_(clock),
       config_(config),
       state_(make_config(options, config, generation), clock->now_ms()),
-      directory_(config.servers) {}
+      directory_(config.servers) {
+  fabric_->be_patient_on_loop(patience_ms(config));
+}
 
 std::string SchedulerCore::name_of(PeerId id) const {
   const cluster::Node* node = state_.roster().find(id);
@@ -131,20 +133,39 @@ void SchedulerCore::refuse(uint64_t sequence, const Status& why) {
   state_.release(sequence, std::move(release), &effects_);
 }
 
-void SchedulerCore::give_up(uint64_t sequence, const Decision& decision, const Status& why) {
+void SchedulerCore::give_up(const Status& why) {
+  const Decision decision = std::move(*decision_);
+  decision_.reset();
+  const std::vector<PeerId> servers = state_.roster().present(wire::Role::server);
+  if (decision.in_use) {
+    // The others use the optimizer: without these servers the job cannot go on.
+    for (PeerId server : decision.pending)
+      state_.protocol_broken(server, why.message(), clock_->now_ms(), &effects_);
+    return;
+  }
   if (!decision.release.keys.empty()) {
     // Some servers may have them. What they are told next comes after this word.
     wire::DropKeys drop;
     for (const wire::KeySpec& key : decision.release.keys) drop.keys.push_back(key.id);
-    send(state_.roster().present(wire::Role::server), drop);
+    send(servers, drop);
     directory_.withdraw(decision.release.keys);
   }
-  refuse(sequence, why);
+  if (decision.change) send(servers, wire::DecideOptimizer{decision.sequence, false});
+  refuse(decision.sequence, why);
+}
+
+void SchedulerCore::decide_next() {
+  while (!decision_ && !complete_.empty()) {
+    cluster::Effect complete = std::move(complete_.front());
+    complete_.pop_front();
+    decide(&complete);
+  }
 }
 
 void SchedulerCore::decide(cluster::Effect* complete) {
   const uint64_t sequence = complete->sequence;
   Decision decision;
+  decision.sequence = sequence;
   decision.what = complete->enters[0].label;
   switch (complete->collective) {
     case wire::CollectiveKind::barrier:
@@ -155,72 +176,75 @@ void SchedulerCore::decide(cluster::Effect* complete) {
       Result<std::vector<wire::KeySpec>> placed = directory_.register_keys(requests);
       if (!placed.is_ok()) return refuse(sequence, placed.status());
       decision.release.keys = placed.value();
-      return ask_servers(sequence, std::move(decision),
-                         wire::PlaceKeys{sequence, std::move(placed.value())});
+      return begin(std::move(decision), wire::PlaceKeys{sequence, std::move(placed.value())});
     }
     case wire::CollectiveKind::set_optimizer: {
       std::vector<wire::OptimizerSpec> optimizers;
       for (wire::Enter& enter : complete->enters) optimizers.push_back(std::move(enter.optimizer));
-      Result<store::Directory::OptimizerChange> change = directory_.set_optimizer(optimizers);
+      Result<store::Directory::OptimizerChange> change = directory_.plan_optimizer(optimizers);
       if (!change.is_ok()) return refuse(sequence, change.status());
       decision.release.moved = change.value().moved;
       decision.release.optimizer = change.value().optimizer.kind;
-      return ask_servers(sequence, std::move(decision),
-                         wire::SetOptimizer{sequence, std::move(change.value().optimizer),
-                                            std::move(change.value().moved)});
+      wire::SetOptimizer question{sequence, std::move(change.value().optimizer),
+                                  change.value().moved};
+      change.value().optimizer.kind = decision.release.optimizer;  // all of it that is kept
+      decision.change = std::move(change.value());
+      return begin(std::move(decision), question);
     }
   }
 }
 
-void SchedulerCore::ask_servers(uint64_t sequence, Decision decision,
-                                const wire::Message& question) {
-  const std::vector<PeerId> servers = state_.roster().present(wire::Role::server);
-  decision.pending.insert(servers.begin(), servers.end());
+void SchedulerCore::begin(Decision decision, const wire::Message& question) {
   decision.since_ms = clock_->now_ms();
   decision.next_report_ms = config_.stall_report_ms;
-  decisions_[sequence] = std::move(decision);
+  decision_ = std::move(decision);
+  ask_servers(question);
+}
+
+void SchedulerCore::ask_servers(const wire::Message& question) {
+  const std::vector<PeerId> servers = state_.roster().present(wire::Role::server);
+  decision_->pending.insert(servers.begin(), servers.end());
   send(servers, question);
 }
 
 void SchedulerCore::on_ack(PeerId id, const wire::ServerAck& ack) {
-  auto found = decisions_.find(ack.sequence);
-  if (found == decisions_.end() || found->second.pending.erase(id) == 0) {
+  if (!decision_ || decision_->sequence != ack.sequence || decision_->pending.count(id) == 0) {
     // An answer to what was given up meanwhile.
     log_debug(name_of(id) + " answered collective " + std::to_string(ack.sequence) + " late");
     return;
   }
-  Decision& decision = found->second;
-  if (ack.code != 0) {
-    give_up(ack.sequence, decision,
-            Status(static_cast<Code>(ack.code),
-                   decision.what + ": " + name_of(id) + ": " + ack.reason));
-    decisions_.erase(found);
-  } else if (decision.pending.empty()) {
-    state_.release(ack.sequence, std::move(decision.release), &effects_);
-    decisions_.erase(found);
-  }
+  if (ack.code != 0)
+    give_up(Status(static_cast<Code>(ack.code),
+                   decision_->what + ": " + name_of(id) + ": " + ack.reason));
+  else if (decision_->pending.erase(id); decision_->pending.empty())
+    all_have_answered();
 }
 
-void SchedulerCore::watch_decisions() {
-  std::vector<uint64_t> late;
-  for (auto& entry : decisions_) {
-    Decision& decision = entry.second;
-    const int64_t age_ms = clock_->now_ms() - decision.since_ms;
-    std::string missing;
-    for (PeerId id : decision.pending) missing += (missing.empty() ? "" : ", ") + name_of(id);
-    if (age_ms >= config_.barrier_timeout_ms) {
-      late.push_back(entry.first);
-      give_up(
-          entry.first, decision,
-          Status(Code::barrier_timeout, decision.what + ": no answer within " +
-                                            std::to_string(age_ms / 1000) + " s from " + missing));
-    } else if (age_ms >= decision.next_report_ms) {
-      decision.next_report_ms = 2 * age_ms;
-      log_warning(decision.what + ": all workers wait since " + std::to_string(age_ms / 1000) +
-                  " s for " + missing);
-    }
+void SchedulerCore::all_have_answered() {
+  if (decision_->change) {
+    directory_.set_optimizer(std::move(*decision_->change));
+    decision_->change.reset();
+    decision_->in_use = true;
+    return ask_servers(wire::DecideOptimizer{decision_->sequence, true});
   }
-  for (uint64_t sequence : late) decisions_.erase(sequence);
+  state_.release(decision_->sequence, std::move(decision_->release), &effects_);
+  decision_.reset();
+}
+
+void SchedulerCore::watch_decision() {
+  if (!decision_) return;
+  const int64_t age_ms = clock_->now_ms() - decision_->since_ms;
+  std::string missing;
+  for (PeerId id : decision_->pending) missing += (missing.empty() ? "" : ", ") + name_of(id);
+  if (age_ms >= config_.barrier_timeout_ms) {
+    give_up(Status(Code::barrier_timeout, decision_->what + ": no answer within " +
+                                              std::to_string(age_ms / 1000) + " s from " +
+                                              missing));
+  } else if (age_ms >= decision_->next_report_ms) {
+    decision_->next_report_ms = 2 * age_ms;
+    log_warning(decision_->what + ": all workers wait since " + std::to_string(age_ms / 1000) +
+                " s for " + missing);
+  }
 }
 
 // ---- effects
@@ -230,10 +254,14 @@ void SchedulerCore::settle() {
   for (size_t i = 0; i < effects_.size(); ++i) {
     cluster::Effect effect = std::move(effects_[i]);
     carry_out(&effect);
+    if (i + 1 == effects_.size()) decide_next();
   }
   effects_.clear();
   // Whoever waited has been released by the state.
-  if (state_.phase() != cluster::SchedulerState::Phase::running) decisions_.clear();
+  if (state_.phase() != cluster::SchedulerState::Phase::running) {
+    decision_.reset();
+    complete_.clear();
+  }
   if (state_.over() && flush_deadline_ms_ == 0) flush_deadline_ms_ = clock_->now_ms() + kVerdictMs;
 }
 
@@ -255,7 +283,7 @@ void SchedulerCore::carry_out(cluster::Effect* effect) {
       for (PeerId id : effect->to) close(id);
       break;
     case Kind::complete:
-      decide(effect);
+      complete_.push_back(std::move(*effect));
       break;
     case Kind::log:
       log(effect->severity == Severity::error     ? LogLevel::error
@@ -302,7 +330,7 @@ void SchedulerCore::watch_peers() {
 void SchedulerCore::tick_on_loop() {
   state_.tick(clock_->now_ms(), &effects_);
   watch_peers();
-  watch_decisions();
+  watch_decision();
   settle();
 }
 

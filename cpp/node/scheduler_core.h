@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -48,9 +50,12 @@ class SchedulerCore {
   };
   // A collective that all workers entered and that servers have to carry out.
   struct Decision {
+    uint64_t sequence = 0;
     std::string what;
     std::set<fabric::PeerId> pending;  // servers that have not answered
     wire::Release release;
+    std::optional<store::Directory::OptimizerChange> change;  // until all are told to use it
+    bool in_use = false;  // some server may update by it: there is no way back
     int64_t since_ms = 0;
     int64_t next_report_ms = 0;  // age
   };
@@ -60,17 +65,22 @@ class SchedulerCore {
   void on_ack(fabric::PeerId id, const wire::ServerAck& ack);
   void close(fabric::PeerId id);
   void watch_peers();
-  void watch_decisions();
+  void watch_decision();
 
   // Effects may cause more: carried out until there are none.
   void settle();
   void carry_out(cluster::Effect* effect);
   void send(const std::vector<fabric::PeerId>& to, const wire::Message& message);
+  // The next of those that wait, if no decision is under way.
+  void decide_next();
   void decide(cluster::Effect* complete);
-  void ask_servers(uint64_t sequence, Decision decision, const wire::Message& question);
+  void begin(Decision decision, const wire::Message& question);
+  void ask_servers(const wire::Message& question);
+  void all_have_answered();
   void refuse(uint64_t sequence, const Status& why);
-  // A collective of servers that failed: what was decided for it is taken back.
-  void give_up(uint64_t sequence, const Decision& decision, const Status& why);
+  // The decision under way has failed: what was decided is taken back, or, if that cannot be, the
+  // job ends with the servers that have not answered.
+  void give_up(const Status& why);
   std::string name_of(fabric::PeerId id) const;
 
   fabric::Fabric* fabric_;
@@ -79,7 +89,10 @@ class SchedulerCore {
   cluster::SchedulerState state_;
   store::Directory directory_;
   std::map<fabric::PeerId, Peer> peers_;
-  std::map<uint64_t, Decision> decisions_;  // by sequence
+  // One decision at a time, so that no server places a key while another optimizer is on its way.
+  // A worker blocks in each collective, so more than one waits only after an interrupt.
+  std::optional<Decision> decision_;
+  std::deque<cluster::Effect> complete_;  // at most kMaxOpenCollectives
   cluster::Effects effects_;
   int64_t flush_deadline_ms_ = 0;  // once the job is over
 };

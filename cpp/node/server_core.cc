@@ -1,7 +1,6 @@
 #include "node/server_core.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -28,13 +27,6 @@ std::string ranks_text(const std::vector<uint32_t>& ranks, const Membership& mem
   for (uint32_t rank : ranks)
     text += (text.empty() ? "" : ", ") + membership.name_of(wire::Role::worker, rank);
   return text;
-}
-
-uint64_t bytes_on(const wire::KeySpec& key, uint32_t server) {
-  uint64_t bytes = 0;
-  for (const wire::Share& share : key.shares)
-    if (share.server == server) bytes += share.bytes;
-  return bytes;
 }
 
 }  // namespace
@@ -67,6 +59,11 @@ void ServerCore::end(const Status& status) {
   status_ = status;
 }
 
+void ServerCore::fail(const Status& why) {
+  membership_.tell_failure_on_loop(why);
+  end(why);
+}
+
 // ---- scheduler
 // ---------------------------------------------------------------------------------------------------
 
@@ -88,6 +85,8 @@ void ServerCore::on_notices(const std::vector<Membership::Notice>& notices) {
         if (const auto* drop = std::get_if<wire::DropKeys>(&notice.message)) on_drop_keys(*drop);
         if (const auto* set = std::get_if<wire::SetOptimizer>(&notice.message))
           on_set_optimizer(*set);
+        if (const auto* decide = std::get_if<wire::DecideOptimizer>(&notice.message))
+          on_decide_optimizer(*decide);
         if (std::get_if<wire::Stop>(&notice.message)) end(Status::ok());
         break;
     }
@@ -136,102 +135,6 @@ void ServerCore::on_left(uint32_t rank) {
     runner_->run_part(part, [rank, why](store::Store* store, store::Effects* effects) {
       store->worker_gone(rank, why, effects);
     });
-}
-
-void ServerCore::acknowledge(uint64_t sequence, const Status& status) {
-  Status sent = membership_.send_on_loop(
-      wire::ServerAck{sequence, static_cast<uint8_t>(status.code()), status.message()});
-  if (!sent.is_ok()) log_warning("cannot answer the scheduler: " + sent.message());
-}
-
-Status ServerCore::reserve(const std::vector<wire::KeySpec>& keys) {
-  uint64_t bytes = 0;
-  size_t blocks = 0;
-  const size_t capacity = wire::slice_capacity(membership_.book().config.slot_bytes);
-  for (const wire::KeySpec& key : keys) {
-    const uint64_t ours = bytes_on(key, membership_.rank());
-    bytes += ours;
-    blocks += ours / capacity + 2;
-  }
-  return bytes == 0 ? Status::ok() : memory_.reserve_on_loop(bytes, blocks);
-}
-
-void ServerCore::on_place_keys(const wire::PlaceKeys& place) {
-  Status reserved =
-      runner_ ? reserve(place.keys) : Status(Code::internal, "keys before the address book");
-  if (!reserved.is_ok() || place.keys.empty()) return acknowledge(place.sequence, reserved);
-  struct Progress {
-    std::atomic<size_t> left{0};
-    std::mutex mutex;
-    Status first;
-  };
-  auto progress = std::make_shared<Progress>();
-  progress->left = place.keys.size();
-  for (const wire::KeySpec& key : place.keys)
-    runner_->run(key.id, [this, key, progress, sequence = place.sequence](store::Store* store,
-                                                                          store::Effects*) {
-      Status status = store->add_key(key);
-      {
-        std::lock_guard<std::mutex> lock(progress->mutex);
-        if (progress->first.is_ok()) progress->first = status;
-      }
-      if (--progress->left == 0)
-        defer([this, progress, sequence] { acknowledge(sequence, progress->first); });
-    });
-}
-
-void ServerCore::on_drop_keys(const wire::DropKeys& drop) {
-  if (!runner_) return;
-  for (uint32_t key : drop.keys)
-    runner_->run(key, [key](store::Store* store, store::Effects*) { store->drop_key(key); });
-}
-
-void ServerCore::on_set_optimizer(const wire::SetOptimizer& set) {
-  Status reserved =
-      runner_ ? reserve(set.moved) : Status(Code::internal, "an optimizer before the address book");
-  if (!reserved.is_ok()) return acknowledge(set.sequence, reserved);
-  if (set.optimizer.kind != wire::OptimizerKind::python) return install_optimizer(set, nullptr);
-  if (!factory_)
-    return acknowledge(set.sequence,
-                       Status(Code::unsupported, "this server runs no Python updaters"));
-  // Building it imports MXNet, which takes seconds: heartbeats must go on meanwhile.
-  if (updater_maker_.joinable()) updater_maker_.join();
-  updater_maker_ = std::thread([this, set] {
-    Result<std::shared_ptr<store::WholeTensorUpdater>> updater = factory_(set.optimizer);
-    defer([this, set, updater] {
-      if (updater.is_ok())
-        install_optimizer(set, updater.value());
-      else
-        acknowledge(set.sequence, updater.status());
-    });
-  });
-}
-
-void ServerCore::install_optimizer(const wire::SetOptimizer& set,
-                                   std::shared_ptr<store::WholeTensorUpdater> updater) {
-  struct Progress {
-    std::mutex mutex;
-    size_t left = 0;
-    Status first;
-  };
-  if (updater) runner_->use_threads_on_loop();
-  auto progress = std::make_shared<Progress>();
-  progress->left = runner_->parts();
-  for (size_t part = 0; part < runner_->parts(); ++part)
-    runner_->run_part(part,
-                      [this, set, updater, part, progress](store::Store* store, store::Effects*) {
-                        Status status;
-                        for (const wire::KeySpec& key : set.moved)
-                          if (key.id % runner_->parts() == part && status.is_ok())
-                            status = store->move_key(key);
-                        if (status.is_ok()) status = store->set_optimizer(set.optimizer, updater);
-                        std::lock_guard<std::mutex> lock(progress->mutex);
-                        if (progress->first.is_ok()) progress->first = status;
-                        if (--progress->left == 0)
-                          defer([this, progress, sequence = set.sequence] {
-                            acknowledge(sequence, progress->first);
-                          });
-                      });
 }
 
 void ServerCore::defer(std::function<void()> action) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -62,15 +63,19 @@ class ServerCore {
   };
 
   void end(const Status& status);
+  // This server itself cannot go on: everybody hears why.
+  void fail(const Status& why);
   void on_notices(const std::vector<Membership::Notice>& notices);
   void on_gone(const wire::NodeGone& gone);
   void on_left(uint32_t rank);
   void on_book();
   void on_drop_keys(const wire::DropKeys& drop);
   void on_place_keys(const wire::PlaceKeys& place);
+  // Step one: everything that can fail. Nothing changes yet.
   void on_set_optimizer(const wire::SetOptimizer& set);
-  void install_optimizer(const wire::SetOptimizer& set,
-                         std::shared_ptr<store::WholeTensorUpdater> updater);
+  // Step two.
+  void on_decide_optimizer(const wire::DecideOptimizer& decide);
+  void use_optimizer();
   void acknowledge(uint64_t sequence, const Status& status);
 
   void accept(const fabric::Event& event);
@@ -108,6 +113,13 @@ class ServerCore {
   std::mutex deferred_mutex_;
   std::vector<std::function<void()>> deferred_;
   std::thread updater_maker_;
+  bool making_updater_ = false;
+  struct Prepared {
+    wire::SetOptimizer set;
+    std::shared_ptr<store::WholeTensorUpdater> updater;
+    bool ready = false;
+  };
+  std::optional<Prepared> prepared_;  // between the two steps
   int64_t next_watch_ms_ = 0;
   bool finished_ = false;
   Status status_;

@@ -9,7 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -181,7 +181,18 @@ struct Worker::Implementation {
   std::shared_ptr<Slot<Status>> left_slot = std::make_shared<Slot<Status>>();
 
   Result<Ticket> open(const std::function<Command(Ticket, Completion)>& make, Completion done);
+  using Outcome = Result<wire::Release>;
+  using EnterSlot = std::shared_ptr<Slot<std::optional<Outcome>>>;
   Result<wire::Release> enter(wire::Enter enter, const Interrupt& interrupt);
+  Result<EnterSlot> begin_or_go_on(const wire::Enter& enter);
+  // A collective that was interrupted (Ctrl-C) and that the others are still in: whoever repeats
+  // the call goes on with it. Guarded by mutex.
+  struct Interrupted {
+    wire::Enter enter;
+    std::vector<std::vector<std::byte>> call;  // encoded, to compare
+    EnterSlot slot;
+  };
+  std::optional<Interrupted> interrupted_call;
   Status complete(const Interrupt& interrupt);
 
   // While it lives, no other thread pushes, pulls or sets an optimizer.
@@ -267,21 +278,62 @@ WorkerCounters Worker::counters() const {
 // ---- collectives
 // -------------------------------------------------------------------------------------------------
 
+Result<Worker::Implementation::EnterSlot> Worker::Implementation::begin_or_go_on(
+    const wire::Enter& enter) {
+  std::optional<Interrupted> before;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    before.swap(interrupted_call);
+  }
+  if (before) {
+    if (wire::encode(enter) == before->call) return before->slot;
+    Status status(Code::invalid_argument,
+                  enter.label + " cannot begin: " + before->enter.label +
+                      " was interrupted, and the other workers are still in it; repeat that call "
+                      "first, with the same arguments");
+    std::lock_guard<std::mutex> lock(mutex);
+    interrupted_call.swap(before);
+    return status;
+  }
+  auto slot = std::make_shared<Slot<std::optional<Outcome>>>();
+  post(
+      [enter, slot](WorkerCore* core) {
+        core->enter_on_loop(enter, [slot](const Outcome& outcome) { slot->give(outcome); });
+      },
+      true);
+  return slot;
+}
+
 Result<wire::Release> Worker::Implementation::enter(wire::Enter enter, const Interrupt& interrupt) {
-  using Outcome = Result<wire::Release>;
   Status status = check_process();
   if (status.is_ok()) status = failure();
   if (!status.is_ok()) return status;
   if (leaving) return Status(Code::closed, "the store is not connected");
-  auto slot = std::make_shared<Slot<std::optional<Outcome>>>();
-  post(
-      [enter = std::move(enter), slot](WorkerCore* core) {
-        core->enter_on_loop(enter, [slot](const Outcome& outcome) { slot->give(outcome); });
-      },
-      true);
+  Result<EnterSlot> slot = begin_or_go_on(enter);
+  if (!slot.is_ok()) return slot.status();
+  // The scheduler ends it sooner: it waits so long for all workers, then so long for the servers.
+  // This is for a scheduler that beats and does nothing else.
+  const int64_t limit_ms = 2 * int64_t{book.config.barrier_timeout_ms} + kLeaveTimeoutMs;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(limit_ms);
+  bool late = false;
+  const Interrupt limited = [&] {
+    late = std::chrono::steady_clock::now() >= deadline;
+    if (late)
+      return Status(Code::barrier_timeout, enter.label +
+                                               ": the scheduler has not answered within " +
+                                               std::to_string(limit_ms / 1000) + " s");
+    return interrupt ? interrupt() : Status::ok();
+  };
   Status interrupted;
-  if (!slot->wait(interrupt, &interrupted)) return interrupted;
-  return *slot->value;
+  if (slot.value()->wait(limited, &interrupted)) return *slot.value()->value;
+  if (late) {
+    post([interrupted](WorkerCore* core) { core->fail_on_loop(interrupted, true); }, true);
+  } else {
+    std::vector<std::vector<std::byte>> call = wire::encode(enter);
+    std::lock_guard<std::mutex> lock(mutex);
+    interrupted_call = Interrupted{std::move(enter), std::move(call), slot.value()};
+  }
+  return interrupted;
 }
 
 Status Worker::barrier(const Interrupt& interrupt) {
@@ -320,8 +372,8 @@ Result<std::vector<uint32_t>> Worker::register_keys(const std::vector<wire::KeyR
 // Waits until the rounds of all operations are complete. That is more than drain(): the memory of a
 // push is free as soon as it has left.
 Status Worker::Implementation::complete(const Interrupt& interrupt) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::milliseconds(kRoundTimeoutMs);
+  const int64_t limit_ms = book.config.round_timeout_ms;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(limit_ms);
   Status status = check_process();
   while (status.is_ok()) {
     auto slot = std::make_shared<Slot<std::string>>();
@@ -330,8 +382,8 @@ Status Worker::Implementation::complete(const Interrupt& interrupt) {
     if (!slot->wait(interrupt, &interrupted)) return interrupted;
     if (slot->value.empty()) return failure();
     if (std::chrono::steady_clock::now() >= deadline)
-      return Status(Code::round_timeout, "not complete after " + std::to_string(kRoundTimeoutMs) +
-                                             " ms: " + slot->value);
+      return Status(Code::round_timeout,
+                    "not complete after " + std::to_string(limit_ms) + " ms: " + slot->value);
     std::this_thread::sleep_for(kCompletePoll);
     status = interrupt ? interrupt() : Status::ok();
   }
@@ -352,6 +404,8 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
                                               " can be sent to the servers. Does it hold data?");
   Status status = self.complete(interrupt);
   if (!status.is_ok()) return status;
+  const int round_limit_ms = static_cast<int>(
+      std::min<uint32_t>(config().round_timeout_ms, std::numeric_limits<int>::max()));
   // Keys that would have to move to one server each are read before the servers drop them. Nobody
   // can complete a round meanwhile: that takes our push, and all of ours are complete.
   struct Saved {
@@ -375,7 +429,7 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
       if (!pull.is_ok()) return pull.status();
       grant(pull.value(), key.bytes.data(), key.bytes.size());
     }
-    status = drain(kRoundTimeoutMs, interrupt);
+    status = drain(round_limit_ms, interrupt);
     if (!status.is_ok()) return status;
   }
   wire::Enter enter;
@@ -384,7 +438,15 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
   enter.optimizer = spec;
   if (rank() != 0)
     enter.optimizer.pickle.clear();  // rank 0's is used; the others only have to agree on its name
-  Result<wire::Release> release = self.enter(std::move(enter), interrupt);
+  Status interrupted;
+  const Interrupt noted = [&] { return interrupted = interrupt ? interrupt() : Status::ok(); };
+  Result<wire::Release> release = self.enter(std::move(enter), noted);
+  if (!interrupted.is_ok()) {
+    // Keys may move at any moment, and their values are with this call: it cannot be repeated.
+    fail(Status(Code::cancelled,
+                "set_optimizer was interrupted half-way: " + interrupted.message()));
+    return interrupted;
+  }
   if (!release.is_ok()) return release.status();
   if (rank() != 0) return Status::ok();
   for (const wire::KeySpec& moved : release.value().moved) {
@@ -398,7 +460,7 @@ Status Worker::set_optimizer(const wire::OptimizerSpec& spec, const Interrupt& i
     if (!push.is_ok()) return push.status();
     supply(push.value(), found->bytes.data(), found->bytes.size());
   }
-  return drain(kRoundTimeoutMs, interrupt);
+  return drain(round_limit_ms, interrupt);
 }
 
 // ---- operations

@@ -154,8 +154,8 @@ void Directory::withdraw(const std::vector<wire::KeySpec>& placed) {
   }
 }
 
-Result<Directory::OptimizerChange> Directory::set_optimizer(
-    const std::vector<wire::OptimizerSpec>& optimizers) {
+Result<Directory::OptimizerChange> Directory::plan_optimizer(
+    const std::vector<wire::OptimizerSpec>& optimizers) const {
   MXRDMA_CHECK(!optimizers.empty(), "a job has at least one worker");
   const wire::OptimizerSpec& first = optimizers[0];
   for (size_t rank = 1; rank < optimizers.size(); ++rank)
@@ -169,23 +169,28 @@ Result<Directory::OptimizerChange> Directory::set_optimizer(
       if (!possible.is_ok()) return possible.status();
     }
   }
-  OptimizerChange change{first, {}};
-  optimizer_ = first.kind;
-  if (!needs_whole_tensors(optimizer_)) return change;
-  std::vector<wire::KeySpec*> spread;
-  for (auto& entry : keys_)
-    if (!entry.second.whole && entry.second.shares.size() > 1) spread.push_back(&entry.second);
-  for (const wire::KeySpec* spec : spread) placer_.remove(spec->shares);
-  std::vector<wire::KeySpec*> by_size = spread;
+  OptimizerChange change{first, {}, placer_};
+  if (!needs_whole_tensors(first.kind)) return change;
+  for (const auto& entry : keys_)
+    if (!entry.second.whole && entry.second.shares.size() > 1) change.moved.push_back(entry.second);
+  for (const wire::KeySpec& spec : change.moved) change.placer.remove(spec.shares);
+  std::vector<wire::KeySpec*> by_size;
+  for (wire::KeySpec& spec : change.moved) by_size.push_back(&spec);
   std::stable_sort(by_size.begin(), by_size.end(), [](const auto* a, const auto* b) {
     return key_bytes(a->request) > key_bytes(b->request);
   });
   for (wire::KeySpec* spec : by_size) {
     spec->whole = true;
-    spec->shares = placer_.place(key_bytes(spec->request), dtype_bytes(spec->request.dtype), true);
+    spec->shares =
+        change.placer.place(key_bytes(spec->request), dtype_bytes(spec->request.dtype), true);
   }
-  for (const wire::KeySpec* spec : spread) change.moved.push_back(*spec);
   return change;
+}
+
+void Directory::set_optimizer(OptimizerChange change) {
+  optimizer_ = change.optimizer.kind;
+  placer_ = std::move(change.placer);
+  for (wire::KeySpec& spec : change.moved) keys_[spec.id] = std::move(spec);
 }
 
 }  // namespace mxrdma::store

@@ -30,11 +30,15 @@ class Directory {
 
   struct OptimizerChange {
     wire::OptimizerSpec optimizer;     // rank 0's
-    std::vector<wire::KeySpec> moved;  // keys that lie elsewhere from now on
+    std::vector<wire::KeySpec> moved;  // keys that then lie elsewhere
+    Placer placer;                     // as it then is
   };
   // optimizers[rank] is what that rank sets; kind and name must agree. One that needs whole tensors
-  // gathers each key on one server; nothing moves back when an element-wise one follows.
-  Result<OptimizerChange> set_optimizer(const std::vector<wire::OptimizerSpec>& optimizers);
+  // gathers each key on one server; nothing moves back when an element-wise one follows. Changes
+  // nothing: the servers are asked first.
+  Result<OptimizerChange> plan_optimizer(const std::vector<wire::OptimizerSpec>& optimizers) const;
+  // The plan comes true. Nothing may have been registered since it was made.
+  void set_optimizer(OptimizerChange change);
 
   const std::map<uint32_t, wire::KeySpec>& keys() const { return keys_; }
   const Placer& placer() const { return placer_; }

@@ -257,6 +257,12 @@ void fields(Codec& codec, Field<Codec, SetOptimizer> set) {
 }
 
 template <typename Codec>
+void fields(Codec& codec, Field<Codec, DecideOptimizer> decide) {
+  codec.number(decide.sequence);
+  codec.flag(decide.use, "use");
+}
+
+template <typename Codec>
 void fields(Codec& codec, Field<Codec, ServerAck> ack) {
   codec.number(ack.sequence);
   codec.code(ack.code, kLastCode, "code");
@@ -328,11 +334,11 @@ void fields(Codec& codec, Field<Codec, Hello> hello) {
 // ---- types. The type byte is the alternative's index + 1, so that no message starts with 0.
 
 constexpr const char* kTypeNames[] = {
-    "Join",    "AddressBook",       "JoinRefused",  "Heartbeat",   "Leave",
-    "Failed",  "LeaveAcknowledged", "NodeGone",     "Stop",        "Enter",
-    "Release", "PlaceKeys",         "SetOptimizer", "ServerAck",   "RingInfo",
-    "Credits", "PullRequest",       "RoundDone",    "RoundFailed", "PullFailed",
-    "Chunk",   "DropKeys"};
+    "Join",    "AddressBook",       "JoinRefused",    "Heartbeat",   "Leave",
+    "Failed",  "LeaveAcknowledged", "NodeGone",       "Stop",        "Enter",
+    "Release", "PlaceKeys",         "SetOptimizer",   "ServerAck",   "RingInfo",
+    "Credits", "PullRequest",       "RoundDone",      "RoundFailed", "PullFailed",
+    "Chunk",   "DropKeys",          "DecideOptimizer"};
 constexpr size_t kTypes = std::variant_size_v<Message>;
 static_assert(sizeof kTypeNames / sizeof kTypeNames[0] == kTypes, "each type has its name");
 

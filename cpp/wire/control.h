@@ -179,10 +179,16 @@ struct PlaceKeys {
 struct DropKeys {  // of an init that another server refused: nobody knows them any more
   std::vector<uint32_t> keys;
 };
+// In two steps, so that no server updates by an optimizer that another one refused: each makes all
+// ready and acknowledges; then all are told to use it, and acknowledge again, or to forget it.
 struct SetOptimizer {
   uint64_t sequence = 0;
   OptimizerSpec optimizer;
   std::vector<KeySpec> moved;
+};
+struct DecideOptimizer {
+  uint64_t sequence = 0;  // of the SetOptimizer
+  bool use = false;
 };
 struct ServerAck {
   uint64_t sequence = 0;
@@ -233,10 +239,10 @@ struct Chunk {
   std::vector<std::byte> bytes;
 };
 
-using Message =
-    std::variant<Join, AddressBook, JoinRefused, Heartbeat, Leave, Failed, LeaveAcknowledged,
-                 NodeGone, Stop, Enter, Release, PlaceKeys, SetOptimizer, ServerAck, RingInfo,
-                 Credits, PullRequest, RoundDone, RoundFailed, PullFailed, Chunk, DropKeys>;
+using Message = std::variant<Join, AddressBook, JoinRefused, Heartbeat, Leave, Failed,
+                             LeaveAcknowledged, NodeGone, Stop, Enter, Release, PlaceKeys,
+                             SetOptimizer, ServerAck, RingInfo, Credits, PullRequest, RoundDone,
+                             RoundFailed, PullFailed, Chunk, DropKeys, DecideOptimizer>;
 
 std::vector<std::byte> encode(const Hello& hello);
 Result<Hello> decode_hello(const void* data, size_t bytes);

@@ -203,6 +203,109 @@ def test_a_barrier_that_one_rank_skips_names_it(run_job):
     assert "worker 2" in job.output or "rank 2" in job.output
 
 
+@pytest.mark.parametrize("call", ["kv.barrier()", "kv.pushpull(0, out, out=out); out.wait_to_read()"])
+def test_a_scheduler_that_hangs_is_lost(run_job, call):
+    """Its process is stopped, so its connections stay. Nobody else ends a collective."""
+    job = run_job(
+        f"""
+        import signal, psutil
+        kv.init(0, mx.nd.zeros((4,)))
+        out = mx.nd.zeros((4,))
+        kv.barrier()
+        if rank == 0:
+            own = psutil.Process().parent()
+            [scheduler] = [p for p in own.children(recursive=True) if p.environ().get("MXRDMA_ROLE") == "scheduler"]
+            scheduler.send_signal(signal.SIGSTOP)
+        else:
+            time.sleep(1)
+        try:
+            while True:
+                {call}
+                time.sleep(0.1)
+        except mx.MXNetError as error:
+            print("told", type(error).__name__, error, flush=True)
+            raise
+        """,
+        timeout=60,
+        ok=False,
+        environment={"MXRDMA_HEARTBEAT_TIMEOUT": "3"},
+    )
+    assert job.returncode != 0
+    assert "told SchedulerLost" in job.output and "no sign of life for 3 s" in job.output, job.output
+
+
+CALLS = {
+    "barrier": ("kv.barrier()", "kv.init(1, one)"),
+    "init": ("kv.init(1, one)", "kv.barrier()"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupted_call_is_repeated(run_job, name):
+    """Rank 0 leaves a call by an exception of a signal handler, as by Ctrl-C in a notebook, and makes it again."""
+    call, other = CALLS[name]
+    job = run_job(
+        f"""
+        import signal
+        class Alarm(Exception):
+            pass
+        def alarm(*_):
+            raise Alarm
+        signal.signal(signal.SIGALRM, alarm)
+        one = mx.nd.ones((4,)) * (rank + 1)
+        if rank == 0:
+            signal.alarm(1)
+            try:
+                {call}
+                result["interrupted"] = False
+            except Alarm:
+                result["interrupted"] = True
+            try:
+                {other}
+            except mx.MXNetError as error:
+                result["other"] = str(error)
+        else:
+            time.sleep(3)
+        {call}
+        {other}
+        out = mx.nd.zeros((4,))
+        kv.pull(1, out=out)
+        result["pulled"] = out.asnumpy().tolist()
+        """,
+        timeout=60,
+    )
+    assert job.results[0]["interrupted"]
+    assert "was interrupted" in job.results[0]["other"] and "repeat that call" in job.results[0]["other"]
+    assert all(result["pulled"] == [1] * 4 for result in job)
+
+
+def test_an_interrupted_set_optimizer_ends_the_job(run_job):
+    job = run_job(
+        """
+        import signal
+        class Alarm(Exception):
+            pass
+        def alarm(*_):
+            raise Alarm
+        signal.signal(signal.SIGALRM, alarm)
+        kv.init(0, mx.nd.ones((4,)))
+        if rank == 0:
+            signal.alarm(1)
+        else:
+            time.sleep(3)
+        try:
+            kv.set_optimizer(mx.optimizer.SGD())
+        except Alarm:
+            print("interrupted", flush=True)
+        kv.barrier()
+        """,
+        timeout=60,
+        ok=False,
+    )
+    assert job.returncode != 0
+    assert "interrupted" in job.output and "set_optimizer was interrupted half-way" in job.output, job.output
+
+
 def test_without_a_job_the_error_says_how_to_start_one():
     import os
     import subprocess

@@ -47,10 +47,11 @@ def test_a_bad_end_is_told_and_waits_for_nothing(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_sys_exit_imported_before_the_store(run_job):
+@pytest.mark.parametrize("name", ["exit", "bye"])
+def test_sys_exit_imported_before_the_store(run_job, name):
     job = run_job(
-        """
-        from sys import exit
+        f"""
+        from sys import exit as {name}
         import mxnet as mx
         kv = mx.kv.create('dist_rdma')
         kv.init(0, mx.nd.zeros((4,)))
@@ -58,7 +59,7 @@ def test_sys_exit_imported_before_the_store(run_job):
             kv.barrier()
         kv.push(0, mx.nd.ones((4,)))
         kv.pull(0, out=mx.nd.zeros((4,)))
-        exit(12)
+        {name}(12)
         """,
         create=False,
         ok=False,

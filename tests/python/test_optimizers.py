@@ -146,6 +146,50 @@ def test_what_cannot_be_pickled_is_named(run_job, where):
     assert "'log'" in job.output
 
 
+def test_an_optimizer_that_one_server_refuses_is_used_by_none(run_job):
+    """Each server unpickles it by itself; here the second one cannot. The job goes on without it, then with another."""
+    job = run_job(
+        """
+        class Part:
+            def __reduce__(self):
+                return (make_part, ())
+        def make_part():
+            import os, sys
+            if os.environ.get("MXRDMA_ROLE") == "server" and os.environ.get("MXRDMA_RANK") == "1":
+                raise ImportError("no module named beside")
+            return Part()
+        big = (600000,)  # on both servers, so it would move
+        for key in range(4):
+            kv.init(key, mx.nd.zeros(big if key == 0 else (1000,)))
+        def sums():
+            found = []
+            for key in range(4):
+                out = mx.nd.zeros(big if key == 0 else (1000,))
+                kv.pushpull(key, mx.nd.full(out.shape, 1 + rank), out=out)
+                found.append((float(out.asnumpy().min()), float(out.asnumpy().max())))
+            return found
+        class Strange(mx.optimizer.SGD):
+            pass
+        strange = Strange(learning_rate=0.5)
+        strange.part = Part()
+        try:
+            kv.set_optimizer(strange)
+            result["refused"] = "no"
+        except mx.MXNetError as error:
+            result["refused"] = f"{type(error).__name__}: {error}"
+        result["sums"] = sums()
+        kv.set_optimizer(Strange(learning_rate=0.5))
+        result["updated"] = sums()
+        """,
+        servers=2,
+    )
+    for result in job:
+        assert "UpdaterError" in result["refused"] and "server 1" in result["refused"], result["refused"]
+        assert "no module named beside" in result["refused"]
+        assert result["sums"] == [(3, 3)] * 4
+        assert result["updated"] == [(3 - 0.5 * 3, 3 - 0.5 * 3)] * 4
+
+
 def test_an_updater_that_raises_ends_the_job_with_its_words(run_job):
     job = run_job(
         """

@@ -232,6 +232,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(run_job):
         refused("mixed", lambda: kv.init("x", g))
         refused("mixed list", lambda: kv.init([1, "x"], [g, g]))
         refused("bool key", lambda: kv.push(True, g))
+        refused("huge key", lambda: kv.init(2**63, g))
         refused("float key", lambda: kv.push(1.5, g))
         refused("no array", lambda: kv.push(0, 3))
         refused("lengths", lambda: kv.push([0, 0], [g]))

@@ -60,6 +60,7 @@ class FaultyFabric final : public Fabric {
     return inner_->connect(address, hello);
   }
   void close(PeerId peer) override;
+  void be_patient_on_loop(int silent_ms) override { inner_->be_patient_on_loop(silent_ms); }
   Status write(PeerId peer, const LocalSpan* spans, size_t count, const RemoteRegion& target,
                uint32_t immediate, uint64_t id) override;
   Status send(PeerId peer, const void* data, size_t bytes, uint64_t id) override;

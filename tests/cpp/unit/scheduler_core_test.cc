@@ -3,10 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "unit/list_fabric.h"
 
 namespace mxrdma::node {
 namespace {
@@ -14,53 +15,6 @@ namespace {
 using fabric::Event;
 using fabric::PeerId;
 using wire::Role;
-
-class VirtualClock final : public Clock {
- public:
-  int64_t now_ms() const override { return now; }
-  int64_t now = 0;
-};
-
-// Keeps what is sent and closed; `full` makes posts busy, as a fabric's full queue does.
-class ListFabric final : public fabric::Fabric {
- public:
-  Result<fabric::Region> allocate(size_t) override { return unsupported(); }
-  Result<fabric::Region> register_memory(void*, size_t) override { return unsupported(); }
-  void release(fabric::RegionId) override {}
-  Result<wire::RemoteRegion> describe(fabric::RegionId, PeerId) override { return unsupported(); }
-  Result<fabric::Address> listen(const fabric::Address& address) override { return address; }
-  Result<PeerId> connect(const fabric::Address&, const std::vector<std::byte>&) override {
-    return unsupported();
-  }
-  void close(PeerId peer) override { closed.insert(peer); }
-  Status write(PeerId, const fabric::LocalSpan*, size_t, const wire::RemoteRegion&, uint32_t,
-               uint64_t) override {
-    return unsupported();
-  }
-  Status send(PeerId peer, const void* data, size_t bytes, uint64_t) override {
-    EXPECT_LE(bytes, kMaxMessageBytes);
-    if (full) return Status(Code::busy, "full");
-    const auto* first = static_cast<const std::byte*>(data);
-    sent[peer].emplace_back(first, first + bytes);
-    return Status::ok();
-  }
-  Status read(PeerId, const wire::RemoteRegion&, void*, size_t, uint64_t) override {
-    return unsupported();
-  }
-  bool can_read(PeerId) const override { return false; }
-  void poll(std::vector<Event>*, int) override {}
-  void wake() override {}
-  std::string kind(PeerId) const override { return "list"; }
-  std::string describe_peer(PeerId peer) const override { return "peer " + std::to_string(peer); }
-  fabric::Counters counters() const override { return {}; }
-
-  std::map<PeerId, std::vector<std::vector<std::byte>>> sent;
-  std::set<PeerId> closed;
-  bool full = false;
-
- private:
-  static Status unsupported() { return Status(Code::unsupported, "only sends"); }
-};
 
 wire::JobConfig make_config(uint32_t workers, uint32_t servers) {
   wire::JobConfig config;
@@ -287,11 +241,81 @@ TEST(SchedulerCore, ALargePickleReachesTheServersWholeAndMovesKeys) {
     ASSERT_EQ(set[0].moved.size(), 1u);
     EXPECT_EQ(set[0].moved[0].shares.size(), 1u);
   }
+  EXPECT_TRUE(rig.received<wire::DecideOptimizer>(3).empty());
   for (PeerId server : {3, 4}) rig.acknowledge(server, 2);
+  EXPECT_EQ(rig.received<wire::Release>(2).size(), 1u) << "it is not in use yet";
+  for (PeerId server : {3, 4}) {
+    const auto decided = rig.received<wire::DecideOptimizer>(server);
+    ASSERT_EQ(decided.size(), 1u);
+    EXPECT_TRUE(decided[0].use);
+    EXPECT_EQ(decided[0].sequence, 2u);
+    rig.acknowledge(server, 2);
+  }
   const auto released = rig.received<wire::Release>(2);
   ASSERT_EQ(released.size(), 2u);
   EXPECT_EQ(released[1].optimizer, wire::OptimizerKind::python);
   EXPECT_EQ(released[1].moved.size(), 1u);
+}
+
+TEST(SchedulerCore, AnOptimizerThatOneServerRefusesIsUsedByNone) {
+  Rig rig;
+  rig.start();
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.register_keys(1));
+  for (PeerId server : {3, 4}) rig.acknowledge(server, 1);
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.set_optimizer(2, 10));
+  rig.acknowledge(3, 2);
+  rig.acknowledge(4, 2, Code::updater, "no module named beside");
+  for (PeerId server : {3, 4}) {
+    const auto decided = rig.received<wire::DecideOptimizer>(server);
+    ASSERT_EQ(decided.size(), 1u);
+    EXPECT_FALSE(decided[0].use);
+    EXPECT_EQ(decided[0].sequence, 2u);
+  }
+  EXPECT_EQ(code_of(rig.received<wire::Release>(1).at(1)), Code::updater);
+  EXPECT_TRUE(rig.core.status().is_ok()) << "the job goes on";
+  // The directory has not moved the key either: it moves now.
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.set_optimizer(3, 10));
+  EXPECT_EQ(rig.received<wire::SetOptimizer>(3).at(1).moved.size(), 1u);
+}
+
+TEST(SchedulerCore, AServerThatCannotUseWhatOthersUseEndsTheJob) {
+  Rig rig;
+  rig.start();
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.set_optimizer(1, 10));
+  for (PeerId server : {3, 4}) rig.acknowledge(server, 1);
+  rig.acknowledge(3, 1);
+  for (rig.clock.now = 1000; rig.clock.now <= 8000; rig.clock.now += 1000) {
+    for (PeerId peer : {1, 2, 3, 4}) rig.say(peer, wire::Heartbeat{1});
+    rig.core.tick_on_loop();
+  }
+  EXPECT_EQ(rig.core.status().code(), Code::server_lost);
+  EXPECT_TRUE(contains(rig.core.status().message(), "server 1 on host h4"));
+  EXPECT_TRUE(contains(rig.core.status().message(), "no answer within 8 s"));
+  for (PeerId worker : {1, 2}) {
+    EXPECT_EQ(rig.received<wire::NodeGone>(worker).size(), 1u);
+    EXPECT_EQ(code_of(rig.received<wire::Release>(worker).at(0)), Code::server_lost);
+  }
+  EXPECT_EQ(rig.fabric.closed, std::set<PeerId>{4});
+}
+
+TEST(SchedulerCore, DecisionsAreMadeOneAfterTheOther) {
+  Rig rig;
+  rig.start();
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.set_optimizer(1, 10));
+  for (PeerId worker : {1, 2}) rig.say(worker, rig.register_keys(2));
+  for (PeerId server : {3, 4}) rig.acknowledge(server, 1);
+  EXPECT_TRUE(rig.received<wire::PlaceKeys>(3).empty());
+  for (PeerId server : {3, 4}) rig.acknowledge(server, 1);
+  ASSERT_EQ(rig.received<wire::PlaceKeys>(3).size(), 1u);
+  EXPECT_TRUE(rig.received<wire::PlaceKeys>(3)[0].keys[0].whole) << "for the optimizer in use";
+}
+
+TEST(SchedulerCore, HeartbeatsAreAnswered) {
+  Rig rig;
+  rig.start();
+  rig.say(1, wire::Heartbeat{5});
+  EXPECT_EQ(rig.received<wire::Heartbeat>(1).size(), 1u);
+  EXPECT_TRUE(rig.received<wire::Heartbeat>(2).empty());
 }
 
 TEST(SchedulerCore, AServerThatDoesNotAnswerEndsTheCollective) {

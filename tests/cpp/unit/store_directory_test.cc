@@ -106,13 +106,33 @@ TEST(StoreDirectory, RefusesAKeyThatIsKnown) {
   EXPECT_THAT(mixed.status().message(), HasSubstr("'w' is a string"));
 }
 
+// Both steps, as after all servers have agreed.
+Result<Directory::OptimizerChange> set(Directory* directory,
+                                       const std::vector<wire::OptimizerSpec>& optimizers) {
+  Result<Directory::OptimizerChange> change = directory->plan_optimizer(optimizers);
+  if (change.is_ok()) directory->set_optimizer(change.value());
+  return change;
+}
+
+TEST(StoreDirectory, APlannedOptimizerChangesNothing) {
+  Directory directory(3);
+  ASSERT_TRUE(directory.register_keys({{request("s:big", {3000, 100})}}).is_ok());
+  const std::vector<uint64_t> loads = directory.placer().loads();
+  const auto python = optimizer(wire::OptimizerKind::python, "LAMB");
+  ASSERT_EQ(directory.plan_optimizer({python}).value().moved.size(), 1u);
+  EXPECT_EQ(directory.placer().loads(), loads);
+  EXPECT_EQ(directory.keys().at(0).shares.size(), 3u);
+  EXPECT_FALSE(directory.register_keys({{request("s:late", {1000, 1000})}}).value()[0].whole);
+  EXPECT_EQ(set(&directory, {python}).value().moved.size(), 2u);
+}
+
 TEST(StoreDirectory, AWholeTensorOptimizerGathersSpreadKeysOnce) {
   Directory directory(3);
   const Requests keys{request("s:big", {3000, 100}), request("s:small", {10}),
                       request("s:other", {2000, 100})};
   ASSERT_TRUE(directory.register_keys({keys}).is_ok());
   const auto python = optimizer(wire::OptimizerKind::python, "LAMB");
-  auto change = directory.set_optimizer({python});
+  auto change = set(&directory, {python});
   ASSERT_TRUE(change.is_ok());
   ASSERT_EQ(change.value().moved.size(), 2u) << "the small key lies on one server already";
   for (const auto& spec : change.value().moved) {
@@ -123,11 +143,11 @@ TEST(StoreDirectory, AWholeTensorOptimizerGathersSpreadKeysOnce) {
   uint64_t total = 0;
   for (const uint64_t load : directory.placer().loads()) total += load;
   EXPECT_EQ(total, 4u * (300'000 + 10 + 200'000));
-  EXPECT_TRUE(directory.set_optimizer({python}).value().moved.empty());
+  EXPECT_TRUE(set(&directory, {python}).value().moved.empty());
   const auto later = directory.register_keys({{request("s:late", {1000, 1000})}});
   EXPECT_TRUE(later.value()[0].whole);
   EXPECT_EQ(later.value()[0].shares.size(), 1u);
-  change = directory.set_optimizer({optimizer(wire::OptimizerKind::sgd, "SGD")});
+  change = set(&directory, {optimizer(wire::OptimizerKind::sgd, "SGD")});
   EXPECT_TRUE(change.value().moved.empty());
   EXPECT_GT(directory.register_keys({{request("s:last", {1000, 1000})}}).value()[0].shares.size(),
             1u);
@@ -138,19 +158,19 @@ TEST(StoreDirectory, OptimizersMustAgreeAndNumbersComeFromRankZero) {
   auto sgd = optimizer(wire::OptimizerKind::sgd, "SGD"), other = sgd;
   sgd.momentum = 0.5f;
   other.momentum = 0.9f;
-  const auto change = directory.set_optimizer({sgd, other});
+  const auto change = set(&directory, {sgd, other});
   ASSERT_TRUE(change.is_ok());
   EXPECT_EQ(change.value().optimizer.momentum, 0.5f);
   for (const auto& wrong : {optimizer(wire::OptimizerKind::adam, "Adam"),
                             optimizer(wire::OptimizerKind::sgd, "MySGD")}) {
-    const auto refused = directory.set_optimizer({sgd, sgd, wrong});
+    const auto refused = set(&directory, {sgd, sgd, wrong});
     ASSERT_FALSE(refused.is_ok());
     EXPECT_THAT(refused.status().message(), HasSubstr("SGD (sgd)"));
     EXPECT_THAT(refused.status().message(), HasSubstr(wrong.name + " ("));
     EXPECT_THAT(refused.status().message(), HasSubstr("worker 2"));
   }
   ASSERT_TRUE(directory.register_keys({{request("s:n", {2}, DType::int32)}}).is_ok());
-  const auto integers = directory.set_optimizer({sgd});
+  const auto integers = set(&directory, {sgd});
   ASSERT_FALSE(integers.is_ok());
   EXPECT_THAT(integers.status().message(), HasSubstr("'n' is int32"));
 }

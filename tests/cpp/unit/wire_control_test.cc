@@ -173,6 +173,8 @@ struct Maker {
         for (uint32_t& key : drop.keys) key = static_cast<uint32_t>(below(kMaxKeys));
         return drop;
       }
+      case 22:
+        return DecideOptimizer{random(), below(2) == 1};
       default: {
         Chunk chunk;
         chunk.total = random();
@@ -251,6 +253,9 @@ bool same(const PlaceKeys& a, const PlaceKeys& b) {
 }
 bool same(const SetOptimizer& a, const SetOptimizer& b) {
   return a.sequence == b.sequence && same(a.optimizer, b.optimizer) && same(a.moved, b.moved);
+}
+bool same(const DecideOptimizer& a, const DecideOptimizer& b) {
+  return a.sequence == b.sequence && a.use == b.use;
 }
 bool same(const ServerAck& a, const ServerAck& b) {
   return a.sequence == b.sequence && a.code == b.code && a.reason == b.reason;
