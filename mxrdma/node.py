@@ -77,6 +77,14 @@ def _write_report(report: Dict[str, int], settings: config.Settings) -> None:
         raise errors.ConfigError(f"MXRDMA_REPORT_FILE: {path} cannot be written: {error.strerror}") from None
 
 
+class _Told(Exception):
+    """An error of which the user has read already."""
+
+    def __init__(self, error: errors.Error) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Status:
     """Tells the launcher, on a pipe that it gave the scheduler, the port and the job's failure; else does nothing."""
 
@@ -110,6 +118,8 @@ def run_scheduler(settings: config.Settings) -> int:
         return _run(scheduler.run, caught)
     except errors.Error as error:
         status.tell(failure=str(error))  # the thread may not have come to it
+        if scheduler.failure() is not None:
+            raise _Told(error) from error  # the core has logged it
         raise
 
 
@@ -154,6 +164,8 @@ def _end(role: str, run: Callable[[], int]) -> None:
         if told not in (None, role):
             raise errors.ConfigError(f"MXRDMA_ROLE={told}, but this process was started as a {role}")
         code = run()
+    except _Told as told:
+        code = exit_codes.of_error(told.error)
     except errors.Error as error:
         say(f"{role}: {type(error).__name__}: {error}")
         code = exit_codes.of_error(error)

@@ -24,6 +24,14 @@ constexpr size_t kMaxHelloBytes = 4096;
 constexpr size_t kMaxReasonBytes = 16 * 1024;  // a sentence for people, a traceback at most
 constexpr size_t kMaxDimensions = 64;          // of a tensor's shape
 
+// ---- users' arrays that stay registered, of one worker
+constexpr size_t kMaxCachedArrays = 1u << 16;
+constexpr uint64_t kMaxCachedArrayBytes = 64ull << 30;  // they are there anyway; now not swapped
+// Smaller gradients are copied: a piece of the gather list and a registration cost more.
+constexpr size_t kMinCachedGradientBytes = 8 * 1024;
+// Of memory of ours for weights that may not be written into the user's array.
+constexpr uint64_t kMaxSpareTargetBytes = 256u << 20;
+
 // ---- slots: one gradient message occupies one slot of the receiver's ring
 // -------------------------------------
 constexpr size_t kMinSlotBytes = 4 * 1024;

@@ -63,14 +63,14 @@ class TransferTask final : public engine::Task {
         ticket_(ticket),
         sends_(sends) {}
 
-  void start(void* data, size_t bytes, engine::Finish finish) override {
+  void start(void* data, size_t bytes, Hold hold, engine::Finish finish) override {
     if (!transfer_->start(std::move(finish))) return;
     std::shared_ptr<node::Worker> worker = worker_.lock();
     if (!worker) return;  // its end has ended the transfer
     if (sends_)
-      worker->supply(ticket_, data, bytes);
+      worker->supply(ticket_, data, bytes, std::move(hold));
     else
-      worker->grant(ticket_, data, bytes);
+      worker->grant(ticket_, data, bytes, std::move(hold));
   }
 
   void abandon(const Status& why) override {

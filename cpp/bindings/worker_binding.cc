@@ -264,6 +264,10 @@ py::dict counters_dict(const node::WorkerCounters& counters) {
   dict["busy"] = fabric.busy;
   dict["sleeps"] = fabric.sleeps;
   dict["wakes"] = fabric.wakes;
+  dict["rnr"] = fabric.rnr;
+  dict["staged_bytes"] = fabric.staged_bytes;
+  dict["registrations"] = fabric.registrations;
+  dict["registered_bytes"] = fabric.registered_bytes;
   return dict;
 }
 

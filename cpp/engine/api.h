@@ -93,5 +93,9 @@ constexpr size_t kArrayObjectBytes = 1024;
 // The reference-counted storage behind an array: MXNet 1.9.1's NDArray begins with a
 // std::shared_ptr to it.
 inline void* chunk_of(Handle array) { return *static_cast<void**>(array); }
+// How many arrays refer to it.
+inline long owners_of(Handle array) {
+  return static_cast<std::shared_ptr<void>*>(array)->use_count();
+}
 
 }  // namespace mxrdma::engine

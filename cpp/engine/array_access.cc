@@ -65,6 +65,7 @@ Result<ArrayAccess> read_access(const std::shared_ptr<const Api>& api, Handle ar
   }
   access = access_array(api, copy);
   if (api->free_array(copy) != 0) return api->error("releasing a copy");
+  if (access.is_ok()) access.value().mark_as_copy();
   return access;
 }
 

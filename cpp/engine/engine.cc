@@ -51,7 +51,7 @@ class ProbeTask final : public Task {
   };
   explicit ProbeTask(std::shared_ptr<Outcome> outcome) : outcome_(std::move(outcome)) {}
 
-  void start(void*, size_t, Finish finish) override {
+  void start(void*, size_t, Hold, Finish finish) override {
     end(Status::ok());
     finish(Status::ok());
   }
@@ -70,19 +70,41 @@ class ProbeTask final : public Task {
 
 }  // namespace
 
+// Keeps an array's memory from being reused.
+class Reference final : public ArrayHold {
+ public:
+  static Result<std::shared_ptr<const Reference>> to(const std::shared_ptr<const Api>& api,
+                                                     Handle array) {
+    Handle copy = nullptr;
+    if (api->shallow_copy(array, &copy) != 0) return api->error("taking a reference to the array");
+    return std::shared_ptr<const Reference>(new Reference(api, copy));
+  }
+  ~Reference() override {
+    if (api_->free_array(handle_) != 0) log_error(api_->error("releasing an array").message());
+  }
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+
+  Handle handle() const { return handle_; }
+  // Both only where the layout is known.
+  const void* storage() const override { return chunk_of(handle_); }
+  bool is_last() const override { return owners_of(handle_) <= 1; }
+
+ private:
+  Reference(std::shared_ptr<const Api> api, Handle handle)
+      : api_(std::move(api)), handle_(handle) {}
+  std::shared_ptr<const Api> api_;
+  Handle handle_;
+};
+
 struct Engine::Operation {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Task> task;
-  Handle array = nullptr;  // our own reference: keeps the memory from being reused
+  std::shared_ptr<const Reference> array;
   Access access = Access::read;
   int priority = 0;
   const char* name = nullptr;
   bool started = false;
-
-  ~Operation() {
-    if (array && engine->api_->free_array(array) != 0)
-      log_error(engine->api_->error("releasing an array").message());
-  }
 };
 
 Engine::Engine(std::shared_ptr<const Api> api) : api_(std::move(api)) {}
@@ -145,13 +167,14 @@ Status Engine::push(void* handle, int priority, const char* name, Access access,
   operation->access = access;
   operation->priority = priority;
   operation->name = name;
-  if (api_->shallow_copy(handle, &operation->array) != 0) {
-    Status status = api_->error("taking a reference to the array");
+  Result<std::shared_ptr<const Reference>> reference = Reference::to(api_, handle);
+  if (!reference.is_ok()) {
     forget(operation);
-    return status;
+    return reference.status();
   }
+  operation->array = reference.value();
   Context context;
-  Handle arrays[1] = {operation->array};
+  Handle arrays[1] = {operation->array->handle()};
   const int property = kCpuPrioritized;
   const bool reads = access == Access::read;
   // From here MXNet owns the operation: it calls `forget` when it is through with it, also if this
@@ -169,14 +192,17 @@ void Engine::run(void* /*context*/, void* on_complete, void* parameter) {
   // The operation may be gone as soon as `finish` was called, possibly inside start().
   std::shared_ptr<Engine> engine = operation->engine;
   std::shared_ptr<Task> task = operation->task;
+  const Handle array = operation->array->handle();
   Result<ArrayAccess> access = operation->access == Access::read
-                                   ? read_access(engine->api_, operation->array)
-                                   : write_access(engine->api_, operation->array);
+                                   ? read_access(engine->api_, array)
+                                   : write_access(engine->api_, array);
   if (access.is_ok()) {
     auto held = std::make_shared<ArrayAccess>(std::move(access.value()));
     void* data = held->data();
     const size_t bytes = held->bytes();
-    task->start(data, bytes, [held, completion](const Status& status) mutable {
+    Hold hold;
+    if (engine->api_->known_layout && !held->is_copy()) hold = operation->array;
+    task->start(data, bytes, std::move(hold), [held, completion](const Status& status) mutable {
       held.reset();
       complete(completion, status);
     });

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/array_hold.h"
 #include "base/status.h"
 
 namespace mxrdma::engine {
@@ -32,8 +33,9 @@ class Task {
  public:
   virtual ~Task() = default;
   // The array is ready, and `data` stays valid and is ours until `finish` was called. On a thread
-  // of MXNet's: hand over and return, never wait.
-  virtual void start(void* data, size_t bytes, Finish finish) = 0;
+  // of MXNet's: hand over and return, never wait. `hold` may be kept longer; null where `data` is
+  // not the array's own memory, or where its owners cannot be counted.
+  virtual void start(void* data, size_t bytes, Hold hold, Finish finish) = 0;
   // MXNet will not run the operation (the array's computation failed), or the array cannot be
   // reached. What waits for the array is told by the engine itself.
   virtual void abandon(const Status& why) = 0;

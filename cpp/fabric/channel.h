@@ -41,6 +41,7 @@ class Channel {
   virtual Result<RemoteRegion> name_on_loop(RegionId, const RegionTable::Entry& entry) {
     return RegionTable::name(entry);
   }
+  virtual bool keeps_registrations() const { return false; }
   // The region is released: the peer lets go of it.
   virtual void forget_on_loop(const RegionTable::Entry&) {}
 

@@ -102,6 +102,12 @@ class Fabric {
   // No operation that names the region may be outstanding at our side. A peer's later write into it
   // is the peer's error: its connection is lost.
   virtual void release(RegionId region) = 0;
+  // Whether a region of the caller's memory costs a system call or more, so that what repeats
+  // should stay registered; then spans that name their region also leave without a copy.
+  virtual bool keeps_registrations(PeerId /*peer*/) const { return false; }
+  // False: the kernel does not copy at a fork what a device may write to, so that the caller's own
+  // memory must not be registered; use allocate().
+  virtual bool may_register_callers_memory() const { return true; }
   // What `peer` needs to write into (or read from) the region.
   virtual Result<RemoteRegion> describe(RegionId region, PeerId peer) = 0;
 

@@ -50,6 +50,8 @@ class HostFabric final : public Fabric {
 
   Result<Address> listen(const Address& address) override;
   Result<PeerId> connect(const Address& address, const std::vector<std::byte>& hello) override;
+  bool keeps_registrations(PeerId peer) const override;
+  bool may_register_callers_memory() const override { return hub_.may_register_callers_memory(); }
   void close(PeerId peer) override;
   void be_patient_on_loop(int silent_ms) override;
 
@@ -408,6 +410,12 @@ bool HostFabric::can_read(PeerId id) const {
   const Peer* peer = find(id);
   return peer != nullptr && peer->connection->channel() != nullptr &&
          peer->connection->channel()->can_read();
+}
+
+bool HostFabric::keeps_registrations(PeerId id) const {
+  const Peer* peer = find(id);
+  return peer != nullptr && peer->connection->channel() != nullptr &&
+         peer->connection->channel()->keeps_registrations();
 }
 
 // ---- progress

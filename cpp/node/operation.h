@@ -21,7 +21,10 @@ struct Operation {
   uint32_t round = 0;  // push: the round it belongs to; pull: the worker's last push before it
   int priority = 0;
   Completion done;
-  bool ready = false;  // supplied or granted
+  bool ready = false;   // supplied or granted
+  Hold hold;            // of the array, if it may stay registered
+  bool cached = false;  // the region is the cache's
+  fabric::RegionId region = fabric::kNoRegion;
 
   // push
   wire::PushKind kind = wire::PushKind::gradient;
@@ -37,8 +40,8 @@ struct Operation {
   // pull
   std::byte* out = nullptr;
   bool requested = false;
-  uint32_t index = 0;  // immediate of the weights
-  fabric::RegionId region = fabric::kNoRegion;
+  uint32_t index = 0;                       // immediate of the weights
+  std::byte* landing = nullptr;             // memory of ours that the weights come to first
   std::vector<wire::RemoteRegion> targets;  // by server rank
   uint64_t bytes_remaining = 0;
 

@@ -91,7 +91,7 @@ Status ServerLink::post_one() {
         LocalSpan{span_start, static_cast<size_t>(header_end - span_start), fabric::kNoRegion};
     span_start = header_end;
     spans[span_count++] =
-        LocalSpan{item.push->data + part.offset_bytes, part.bytes, fabric::kNoRegion};
+        LocalSpan{item.push->data + part.offset_bytes, part.bytes, item.push->region};
     total += padding + sizeof(wire::PushRecord) + part.bytes;
     state.pushes.push_back(item.push);
     ++records;

@@ -508,12 +508,16 @@ Result<Ticket> Worker::open_pull(uint32_t key, int priority, Completion done) {
       std::move(done));
 }
 
-void Worker::supply(Ticket ticket, const void* data, size_t bytes) {
-  implementation_->post([=](WorkerCore* core) { core->supply_on_loop(ticket, data, bytes); }, true);
+void Worker::supply(Ticket ticket, const void* data, size_t bytes, Hold hold) {
+  implementation_->post([=, hold = std::move(hold)](
+                            WorkerCore* core) { core->supply_on_loop(ticket, data, bytes, hold); },
+                        true);
 }
 
-void Worker::grant(Ticket ticket, void* data, size_t bytes) {
-  implementation_->post([=](WorkerCore* core) { core->grant_on_loop(ticket, data, bytes); }, true);
+void Worker::grant(Ticket ticket, void* data, size_t bytes, Hold hold) {
+  implementation_->post([=, hold = std::move(hold)](
+                            WorkerCore* core) { core->grant_on_loop(ticket, data, bytes, hold); },
+                        true);
 }
 
 void Worker::abandon(Ticket ticket, const Status& why) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/array_hold.h"
 #include "base/status.h"
 #include "node/options.h"
 #include "store/store.h"
@@ -70,9 +71,9 @@ class Worker {
   // `done` runs when the array holds the result of this worker's last push opened before.
   Result<Ticket> open_pull(uint32_t key, int priority, Completion done);
   // The memory belongs to the worker until `done`. `bytes` must be the key's size; else the
-  // operation fails.
-  void supply(Ticket ticket, const void* data, size_t bytes);
-  void grant(Ticket ticket, void* data, size_t bytes);
+  // operation fails. `hold` lets an array that comes again stay registered; null: it comes once.
+  void supply(Ticket ticket, const void* data, size_t bytes, Hold hold = nullptr);
+  void grant(Ticket ticket, void* data, size_t bytes, Hold hold = nullptr);
   // The array of this operation will never be ready (its computation failed). Other workers wait
   // for the push, so this fails the whole job.
   void abandon(Ticket ticket, const Status& why);

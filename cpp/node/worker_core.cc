@@ -1,6 +1,7 @@
 #include "node/worker_core.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -35,7 +36,9 @@ WorkerCore::WorkerCore(fabric::Fabric* fabric, const Clock* clock, const NodeOpt
     : fabric_(fabric),
       clock_(clock),
       options_(options),
-      membership_(fabric, clock, options, wire::Role::worker) {}
+      membership_(fabric, clock, options, wire::Role::worker),
+      arrays_(fabric),
+      targets_(fabric) {}
 
 WorkerCore::~WorkerCore() = default;
 
@@ -49,6 +52,7 @@ void WorkerCore::tick_on_loop() {
   membership_.tick_on_loop(&notices);
   on_membership(notices);
   check_verdict();
+  arrays_.prune_on_loop();
 }
 
 // ---- events
@@ -128,6 +132,8 @@ void WorkerCore::check_joined() {
   for (const auto& link : links_)
     if (!link->has_ring()) return;
   joined_ = links_.size() == book().config.servers;
+  for (const auto& link : links_)
+    if (fabric_->keeps_registrations(link->peer())) keeps_registrations_ = true;
 }
 
 ServerLink* WorkerCore::link_of(fabric::PeerId peer) {
@@ -319,7 +325,7 @@ void WorkerCore::open_pull_on_loop(Ticket ticket, uint32_t key, int priority, Co
   pull->bytes_remaining = pull->key->bytes;
 }
 
-void WorkerCore::supply_on_loop(Ticket ticket, const void* data, size_t bytes) {
+void WorkerCore::supply_on_loop(Ticket ticket, const void* data, size_t bytes, const Hold& hold) {
   Operation* push = find(ticket, Type::push);
   if (!push) return;
   if (bytes != push->key->bytes) {
@@ -330,11 +336,12 @@ void WorkerCore::supply_on_loop(Ticket ticket, const void* data, size_t bytes) {
     return;
   }
   push->data = static_cast<const std::byte*>(data);
+  push->hold = hold;
   push->ready = true;
   advance(push->key);
 }
 
-void WorkerCore::grant_on_loop(Ticket ticket, void* data, size_t bytes) {
+void WorkerCore::grant_on_loop(Ticket ticket, void* data, size_t bytes, const Hold& hold) {
   Operation* pull = find(ticket, Type::pull);
   if (!pull) return;
   if (bytes != pull->key->bytes) {
@@ -345,6 +352,7 @@ void WorkerCore::grant_on_loop(Ticket ticket, void* data, size_t bytes) {
     return;
   }
   pull->out = static_cast<std::byte*>(data);
+  pull->hold = hold;
   pull->ready = true;
   advance(pull->key);
 }
@@ -394,16 +402,56 @@ void WorkerCore::advance(KeyState* key) {
   }
 }
 
+// Where the weights of this pull shall come to.
+Result<fabric::RegionId> WorkerCore::target_memory(Operation* pull) {
+  const size_t bytes = pull->key->bytes;
+  if (!fabric_->may_register_callers_memory()) {
+    Result<fabric::Region> region = targets_.take(bytes);
+    if (!region.is_ok()) return region.status();
+    pull->landing = region.value().base;
+    return region.value().id;
+  }
+  if (keeps_registrations_) {
+    const fabric::RegionId region = arrays_.take(pull->out, bytes, pull->hold);
+    pull->cached = region != fabric::kNoRegion;
+    if (pull->cached) return region;
+  }
+  Result<fabric::Region> region = fabric_->register_memory(pull->out, bytes);
+  if (!region.is_ok()) return region.status();
+  return region.value().id;
+}
+
+void WorkerCore::land(Operation* pull) {
+  std::memcpy(pull->out, pull->landing, pull->key->bytes);
+  landed_bytes_ += pull->key->bytes;
+}
+
+// The operation is through with its memory.
+void WorkerCore::return_memory(Operation* operation) {
+  if (operation->region == fabric::kNoRegion) return;
+  if (operation->cached)
+    arrays_.give_back(operation->region);
+  else if (operation->landing != nullptr)
+    targets_.give_back({operation->region, operation->landing, operation->key->bytes});
+  else
+    fabric_->release(operation->region);
+  operation->region = fabric::kNoRegion;
+  operation->hold = nullptr;
+}
+
 bool WorkerCore::prepare_target(Operation* pull) {
-  Result<fabric::Region> region = fabric_->register_memory(pull->out, pull->key->bytes);
+  Result<fabric::RegionId> region = target_memory(pull);
   if (!region.is_ok()) {
     fail_on_loop(region.status().with_context("array for " + key_text(*pull->key)), true);
     return false;
   }
-  pull->region = region.value().id;
+  pull->region = region.value();
   pull->targets.resize(links_.size());
   for (const auto& link : links_) {
     Result<wire::RemoteRegion> target = fabric_->describe(pull->region, link->peer());
+    // Arrays that stay registered may have used up what the system allows.
+    if (!target.is_ok() && arrays_.drop_idle())
+      target = fabric_->describe(pull->region, link->peer());
     if (!target.is_ok()) {
       fail_link(*link, target.status());
       return false;
@@ -421,6 +469,11 @@ void WorkerCore::start_push(Operation* push, Operation* next_pull) {
     push->fused = next_pull;
   }
   push->started = true;
+  if (keeps_registrations_ && fabric_->may_register_callers_memory() &&
+      push->key->bytes >= kMinCachedGradientBytes) {
+    push->region = arrays_.take(push->data, push->key->bytes, push->hold);
+    push->cached = push->region != fabric::kNoRegion;
+  }
   push->slices_unsent = static_cast<uint32_t>(push->key->slices.size());
   push->acks_pending = push->kind == wire::PushKind::initial ? 0 : push->slices_unsent;
   for_each_server_range(push->key->slices, [&](uint32_t server, uint32_t first, uint32_t end) {
@@ -456,6 +509,7 @@ void WorkerCore::push_progress(Operation* push) {
   KeyState* key = push->key;
   if (push->push_sent() && push->writes_in_flight == 0 && !push->memory_returned) {
     push->memory_returned = true;
+    return_memory(push);
     Completion done = std::move(push->done);
     push->done = nullptr;
     done(Status::ok());
@@ -472,10 +526,9 @@ void WorkerCore::finish(Operation* operation, const Status& status) {
   MXRDMA_CHECK(found != operations_.end(), "an operation ended twice");
   std::unique_ptr<Operation> owned = std::move(found->second);
   operations_.erase(found);
-  if (owned->type == Type::pull && owned->requested) {
-    pulls_.erase(owned->index);
-    fabric_->release(owned->region);
-  }
+  if (owned->type == Type::pull && owned->requested) pulls_.erase(owned->index);
+  if (owned->landing != nullptr && status.is_ok()) land(owned.get());
+  return_memory(owned.get());
   if (owned->done) owned->done(status);
 }
 
@@ -552,6 +605,8 @@ void WorkerCore::fail_on_loop(const Status& why, bool tell) {
     auto found = operations_.find(ticket);
     if (found != operations_.end()) finish(found->second.get(), why);
   }
+  arrays_.drop_idle();
+  targets_.clear();
   std::map<uint64_t, Released> waiting;
   waiting.swap(collectives_);
   for (auto& entry : waiting) entry.second(why);
@@ -597,6 +652,7 @@ WorkerCounters WorkerCore::counters() const {
     counters.waited_for_credit += link->counters().waited_for_credit;
   }
   counters.fabric = fabric_->counters();
+  counters.fabric.copied_bytes += landed_bytes_;
   return counters;
 }
 

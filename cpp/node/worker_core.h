@@ -12,9 +12,11 @@
 
 #include "base/clock.h"
 #include "fabric/fabric.h"
+#include "node/array_cache.h"
 #include "node/membership.h"
 #include "node/operation.h"
 #include "node/server_link.h"
+#include "node/target_memory.h"
 #include "node/worker.h"
 #include "wire/control.h"
 
@@ -42,8 +44,8 @@ class WorkerCore {
   void open_push_on_loop(Ticket ticket, uint32_t key, wire::PushKind kind,
                          const store::Hyper& hyper, int priority, Completion done);
   void open_pull_on_loop(Ticket ticket, uint32_t key, int priority, Completion done);
-  void supply_on_loop(Ticket ticket, const void* data, size_t bytes);
-  void grant_on_loop(Ticket ticket, void* data, size_t bytes);
+  void supply_on_loop(Ticket ticket, const void* data, size_t bytes, const Hold& hold = nullptr);
+  void grant_on_loop(Ticket ticket, void* data, size_t bytes, const Hold& hold = nullptr);
   void abandon_on_loop(Ticket ticket, const Status& why);
   // `released` runs exactly once, with the scheduler's word or the failure.
   void enter_on_loop(wire::Enter enter, Released released);
@@ -69,6 +71,9 @@ class WorkerCore {
   void start_push(Operation* push, Operation* next_pull);
   void request_pull(Operation* pull);
   bool prepare_target(Operation* pull);
+  Result<fabric::RegionId> target_memory(Operation* pull);
+  void land(Operation* pull);
+  void return_memory(Operation* operation);
   void push_progress(Operation* push);
   void finish(Operation* operation, const Status& status);
   void pump_all();
@@ -94,7 +99,10 @@ class WorkerCore {
   Membership membership_;
   bool joined_ = false;
   std::vector<std::unique_ptr<ServerLink>> links_;  // by server rank
-  std::vector<std::unique_ptr<KeyState>> keys_;     // by id
+  bool keeps_registrations_ = false;                // with one of them at least
+  ArrayCache arrays_;
+  TargetMemory targets_;
+  std::vector<std::unique_ptr<KeyState>> keys_;  // by id
   std::unordered_map<Ticket, std::unique_ptr<Operation>> operations_;
   std::unordered_map<uint32_t, Operation*> pulls_;  // by immediate
   uint32_t next_pull_index_ = 1;
@@ -108,6 +116,7 @@ class WorkerCore {
   Status failure_;
   std::function<void(const Status&)> failure_callback_;
   uint64_t pushes_ = 0, pulled_ = 0;
+  uint64_t landed_bytes_ = 0;  // copied from memory of ours into users' arrays
 };
 
 }  // namespace mxrdma::node

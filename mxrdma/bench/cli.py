@@ -108,12 +108,19 @@ def _finish(document: Dict[str, Any], target: Optional[str]) -> None:
 _COMMON = [
     click.option("-n", "--workers", type=click.IntRange(1, 64), default=2, show_default=True),
     click.option("-s", "--servers", type=click.IntRange(1, 64), default=1, show_default=True),
-    click.option("--sizes", default=None, help="list of sizes of one array, as 4KiB,64MiB; empty for none"),
-    click.option("--models", default=None, help="list of resnet50, vgg16; empty for none"),
+    click.option(
+        "--sizes", default=None,
+        help=f"list of sizes of one array, as 4KiB,64MiB; empty for none [default: {cases.DEFAULT_SIZES}, none if --models "
+        "is given]",
+    ),
+    click.option(
+        "--models", default=None,
+        help=f"list of {', '.join(cases.MODELS)}; empty for none [default: all, none if --sizes is given]",
+    ),
     click.option("--updater", default="none,sgd", show_default=True, help="none: sums; sgd: SGD on the servers"),
     click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True),
     click.option("--json", "json_target", metavar="FILE|-", help="figures for machines; - writes them to stdout"),
-]
+]  # fmt: skip
 
 
 def _common(command: Any) -> Any:
@@ -132,8 +139,8 @@ def _chosen(sizes: Optional[str], models: Optional[str]) -> List[cases.Case]:
     return chosen
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="mxrdma")
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="mxrdma", prog_name="mxrdma-bench")
 def main() -> None:
     """Measures the stores, and what the machine allows."""
 
@@ -174,7 +181,7 @@ def pushpull(
         report.plot(document, plot)
 
 
-@main.command()
+@main.command(short_help="What the machine allows: memcpy, loopback TCP, each fabric's path.")
 @_common
 @click.option("--fabric", default="shm,tcp", show_default=True, help="of shm, tcp")
 def limits(

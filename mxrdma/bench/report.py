@@ -120,16 +120,16 @@ def print_report(document: Dict[str, Any], console: Console) -> None:
 
 
 def plot(document: Dict[str, Any], path: Path) -> None:
-    """Step times of all cases and columns, with quartiles, on a logarithmic axis."""
+    """Step times of all cases and columns: medians as points with their values, quartiles as whiskers, logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     rows: List[Dict[str, Any]] = document["results"]
     updaters = list(dict.fromkeys(row["updater"] for row in rows))
     figure, all_axes = pyplot.subplots(
-        1, len(updaters), figsize=(7 * len(updaters), 4.5), squeeze=False, constrained_layout=True
+        1, len(updaters), figsize=(7.5 * len(updaters), 4.5), squeeze=False, constrained_layout=True
     )
     for axes, updater in zip(all_axes[0], updaters):
         chosen = [row for row in rows if row["updater"] == updater]
@@ -142,12 +142,19 @@ def plot(document: Dict[str, Any], path: Path) -> None:
             middles = [row["step_ms"]["median"] for row in mine]
             below = [row["step_ms"]["median"] - row["step_ms"]["lower_quartile"] for row in mine]
             above = [row["step_ms"]["upper_quartile"] - row["step_ms"]["median"] for row in mine]
-            axes.bar(places, middles, width, yerr=[below, above], label=f"{store} {fabric}")
+            axes.errorbar(places, middles, yerr=[below, above], fmt="os^Dv"[number % 5], capsize=3, label=f"{store} {fabric}")
+            for place, middle in zip(places, middles):
+                axes.annotate(
+                    duration(middle), (place, middle), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
+                )
         axes.set_xticks(range(len(cases)))
         axes.set_xticklabels(cases, rotation=30, ha="right")
+        axes.set_xlim(-0.6, len(cases) - 0.4)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(axis="y", which="major", alpha=0.3)
         axes.set_ylabel("milliseconds per step (median, quartiles)")
         axes.set_title("no updater" if updater == "none" else f"{updater} on the servers")
-        axes.legend()
+    figure.legend(*all_axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=len(stores))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -48,7 +48,7 @@ class _Launch(click.Command):
         "max_content_width": 120,
     },
 )
-@click.option("-n", "--workers", type=click.IntRange(1, 4096), help="number of workers")
+@click.option("-n", "--workers", type=click.IntRange(1, 4096), help="number of workers (or MXRDMA_NUM_WORKERS); required")
 @click.option("-s", "--servers", type=click.IntRange(1, 4096), help="number of servers (default: one for each worker)")
 @click.option("--fabric", type=click.Choice(config.FABRICS), help="how data moves (default: auto)")
 @click.option("--device", metavar="NAME[:PORT],...", help="RDMA devices to use, e.g. mlx5_0:1,mlx5_1:1")

@@ -15,10 +15,19 @@ def count(path):
         if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
             failed += 1
         elif skipped is not None or case.get("status") in ("notrun", "disabled"):
-            reasons[(skipped.get("message") if skipped is not None else None) or "not run"] += 1
+            reasons[reason_of(case, skipped)] += 1
         else:
             passed += 1
     return passed, failed, sum(reasons.values()), reasons
+
+
+def reason_of(case, skipped):
+    """Why a test was skipped. CTest knows only that its output says so; GoogleTest gives the reason a line below that."""
+    output = (case.findtext("system-out") or "").splitlines()
+    for line, following in zip(output, output[1:]):
+        if line.endswith(": Skipped") and following.strip():
+            return following.strip()
+    return (skipped.get("message") if skipped is not None else None) or "not run"
 
 
 def over_queue_pairs(path):

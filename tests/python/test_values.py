@@ -263,7 +263,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(run_job):
     unsupported = {"row_sparse_pull", "compression", "states", "async"}
     for result in job:
         found = result["errors"]
-        assert len(found) == 23, sorted(found)
+        assert len(found) == 24, sorted(found)
         for name, (kind, text) in found.items():
             assert kind == ("Unsupported" if name in unsupported else "InvalidArgument"), (name, kind, text)
         assert (

@@ -52,6 +52,10 @@ class FaultyFabric final : public Fabric {
     return inner_->register_memory(base, bytes);
   }
   void release(RegionId region) override { inner_->release(region); }
+  bool keeps_registrations(PeerId peer) const override { return inner_->keeps_registrations(peer); }
+  bool may_register_callers_memory() const override {
+    return inner_->may_register_callers_memory();
+  }
   Result<RemoteRegion> describe(RegionId region, PeerId peer) override {
     return inner_->describe(region, peer);
   }

@@ -49,6 +49,7 @@ Result<Region> SimEndpoint::allocate(size_t bytes) {
 
 Result<Region> SimEndpoint::register_memory(void* base, size_t bytes) {
   if (!base || bytes == 0) return Status(Code::invalid_argument, "registration of no memory");
+  MXRDMA_CHECK(network_->may_register_callers_memory_, "the caller's memory is left alone");
   return add_region(base, bytes, false);
 }
 

@@ -53,6 +53,10 @@ class SimEndpoint final : public Fabric {
   Result<Region> allocate(size_t bytes) override;
   Result<Region> register_memory(void* base, size_t bytes) override;
   void release(RegionId region) override;
+  bool keeps_registrations(PeerId) const override { return network_->keeps_registrations_; }
+  bool may_register_callers_memory() const override {
+    return network_->may_register_callers_memory_;
+  }
   Result<RemoteRegion> describe(RegionId region, PeerId peer) override;
 
   Result<Address> listen(const Address& address) override;

@@ -39,6 +39,11 @@ class SimNetwork final : public Clock {
   SimNetwork& operator=(const SimNetwork&) = delete;
 
   std::unique_ptr<Fabric> make_fabric(const std::string& name);
+  // What endpoints say of memory from now on, see fabric.h.
+  void set_memory(bool keeps_registrations, bool may_register_callers_memory) {
+    keeps_registrations_ = keeps_registrations;
+    may_register_callers_memory_ = may_register_callers_memory;
+  }
 
   // ---- time ----
   int64_t now_ms() const override { return now_us_ / 1000; }
@@ -65,6 +70,7 @@ class SimNetwork final : public Clock {
 
  private:
   friend class SimEndpoint;
+  bool keeps_registrations_ = false, may_register_callers_memory_ = true;
 
   struct Action {
     int64_t time_us = 0;

@@ -133,6 +133,10 @@ Result<Block> VerbsContext::make_block(size_t bytes, int access) {
   return block;
 }
 
+void VerbsContext::free_block(Block block) {
+  if (block.region) shared_.counters->registered_bytes -= block.region->length;
+}
+
 Result<const ibv_mr*> VerbsContext::registration(RegionId id, const RegionTable::Entry& entry) {
   auto found = registrations_.find(id);
   if (found != registrations_.end()) return const_cast<const ibv_mr*>(found->second.get());
@@ -150,6 +154,11 @@ Result<Handle<ibv_mr>> VerbsContext::register_target(void* base, size_t bytes) {
   if (!made) return registration_refused(bytes, errno);
   ++shared_.counters->registrations;
   return made;
+}
+
+void VerbsContext::tell_refused(const Status& why) {
+  if (std::exchange(told_refused_, true)) return;
+  log_warning(why.message() + "; gradients are copied instead");
 }
 
 void VerbsContext::release(RegionId id) {
@@ -305,7 +314,7 @@ size_t VerbsContext::progress_on_loop() {
 }
 
 size_t VerbsContext::poll_completions() {
-  if (failed_) return 0;
+  if (!failure_.is_ok()) return 0;
   ibv_wc completions[kMaxPolled];
   const int count = ibv_poll_cq(completions_.get(), kMaxPolled, completions);
   if (count < 0) {
@@ -334,7 +343,7 @@ void VerbsContext::dispatch(const ibv_wc& completion) {
 }
 
 bool VerbsContext::arm_on_loop() {
-  if (failed_) return true;
+  if (!failure_.is_ok()) return true;
   const int error = ibv_req_notify_cq(completions_.get(), 0);
   if (error != 0) {
     break_all(verbs_error("asking " + name() + " for a completion event", error));
@@ -392,7 +401,7 @@ void VerbsContext::on_async(const ibv_async_event& event) {
 }
 
 void VerbsContext::break_all(const Status& status) {
-  failed_ = true;
+  if (failure_.is_ok()) failure_ = status;
   for (auto& each : listeners_) each.second->broken_on_loop(status);
 }
 

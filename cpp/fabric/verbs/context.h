@@ -47,15 +47,22 @@ class VerbsContext {
   const Picked& picked() const { return picked_; }
   int completion_fd() const { return channel_->fd; }
   int async_fd() const { return picked_.context->async_fd; }
+  // Not ok once the device is gone or its queues are broken; nothing works over it any more.
+  const Status& failure() const { return failure_; }
   size_t max_gather() const { return max_gather_; }
+  // Whether the kernel copies pinned pages at a fork, rather than sharing them until a write.
+  bool copies_at_fork() const { return library_.fork_status() == IBV_FORK_UNNEEDED; }
   bool writes_immediate() const { return !picked_.rail.iwarp; }
   const ibv_mr& probe_region() const { return *probe_.region.get(); }
 
   // ---- memory
   Result<Block> make_block(size_t bytes, int access);
+  void free_block(Block block);
   // Registers at the first call.
   Result<const ibv_mr*> registration(RegionId id, const RegionTable::Entry& entry);
   void release(RegionId id);
+  // A registration that was refused and did without: said once.
+  void tell_refused(const Status& why);
   // Of one read: gone with the handle.
   Result<Handle<ibv_mr>> register_target(void* base, size_t bytes);
 
@@ -115,7 +122,8 @@ class VerbsContext {
   uint32_t max_receives_ = 0, posted_receives_ = 0, promised_receives_ = 0;
   uint32_t max_completions_ = 0, promised_completions_ = 0;
   std::vector<uint32_t> used_receives_;  // to be posted again
-  bool failed_ = false;
+  Status failure_;
+  bool told_refused_ = false;
 };
 
 Status verbs_error(const std::string& what, int error);

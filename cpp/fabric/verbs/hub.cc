@@ -19,6 +19,8 @@ struct Hub::State {
   Status open(const std::string& local_host) {
     Result<const Library*> found = library();
     if (!found.is_ok()) return found.status();
+    static const Status forks = found.value()->prepare_for_forks();  // of the process
+    if (!forks.is_ok()) return forks;
     Result<Picked> picked = pick(*found.value(), options.devices, options.gid_index, local_host);
     if (!picked.is_ok()) return picked.status();
     Result<std::unique_ptr<VerbsContext>> opened =
@@ -28,6 +30,14 @@ struct Hub::State {
     epoll->watch(context->completion_fd(), Epoll::Source::completions, kDevice);
     epoll->watch(context->async_fd(), Epoll::Source::device, kDevice);
     return Status::ok();
+  }
+
+  // The descriptors of a device that is gone stay ready for ever: they would keep the loop awake.
+  void watch_no_more_if_failed() {
+    if (context == nullptr || context->failure().is_ok() || !outcome->is_ok()) return;
+    outcome = context->failure();
+    epoll->forget(context->completion_fd());
+    epoll->forget(context->async_fd());
   }
 
   HostFabricOptions options;
@@ -48,6 +58,7 @@ Status Hub::usable_on_loop(const std::string& local_host) {
 
 Result<std::unique_ptr<Link>> Hub::make_link_on_loop(PeerId peer, int control, bool acceptor) {
   if (state_->context == nullptr) return Status(Code::fabric, "no RDMA device is open");
+  if (!state_->context->failure().is_ok()) return state_->context->failure();
   return VerbsChannel::make(state_->context.get(), state_->shared, peer, control, acceptor);
 }
 
@@ -58,11 +69,19 @@ void Hub::progress_on_loop() {
 bool Hub::arm_on_loop() { return state_->context == nullptr || state_->context->arm_on_loop(); }
 
 void Hub::completion_ready_on_loop(uint32_t) {
-  if (state_->context != nullptr) state_->context->completion_ready_on_loop();
+  if (state_->context == nullptr) return;
+  state_->context->completion_ready_on_loop();
+  state_->watch_no_more_if_failed();
 }
 
 void Hub::async_ready_on_loop(uint32_t) {
-  if (state_->context != nullptr) state_->context->async_ready_on_loop();
+  if (state_->context == nullptr) return;
+  state_->context->async_ready_on_loop();
+  state_->watch_no_more_if_failed();
+}
+
+bool Hub::may_register_callers_memory() const {
+  return state_->context == nullptr || state_->context->copies_at_fork();
 }
 
 void Hub::release_on_loop(RegionId region) {

@@ -178,6 +178,17 @@ int Library::query_gid_ex(ibv_context* context, uint8_t port, uint32_t index,
   return query_gid_ex_sized(context, port, index, entry, 0, sizeof(*entry));
 }
 
+Status Library::prepare_for_forks() const {
+  if (fork_status() != IBV_FORK_DISABLED) return Status::ok();
+  const int error = fork_init();
+  if (error == 0) return Status::ok();
+  return Status(Code::unsupported,
+                "ibv_fork_init: " + errno_text(error) +
+                    ": a fork would corrupt memory that the device uses, as this kernel does not "
+                    "copy pinned pages; use Linux 5.12 or newer with rdma-core 36 or newer, or set "
+                    "RDMAV_FORK_SAFE=1 before the process starts");
+}
+
 ibv_fork_status Library::fork_status() const {
   return is_fork_initialized_symbol ? is_fork_initialized_symbol() : IBV_FORK_DISABLED;
 }

@@ -104,6 +104,10 @@ struct Library {
   int query_gid_ex(ibv_context* context, uint8_t port, uint32_t index, ibv_gid_entry* entry) const;
   // IBV_FORK_UNNEEDED: the kernel copies pinned pages at fork. DISABLED where it cannot be asked.
   ibv_fork_status fork_status() const;
+  // Where the kernel does not copy pinned pages, a fork could move the queues of the library away
+  // from under the device: has the library keep them out of children. Once, before any memory is
+  // registered; an error forbids the use of verbs.
+  Status prepare_for_forks() const;
 
   // The plain function behind the compatible layout of port attributes; use query_port().
   decltype(&::ibv_query_port) query_port_symbol = nullptr;

@@ -49,6 +49,7 @@ VerbsChannel::VerbsChannel(VerbsContext* context, const ChannelContext& shared, 
     : context_(context), shared_(shared), peer_(peer), control_(control), acceptor_(acceptor) {}
 
 VerbsChannel::~VerbsChannel() {
+  context_->free_block(std::move(staging_));
   if (queue_pair_)
     context_->retire(std::move(queue_pair_), granted_);
   else if (granted_ > 0)

@@ -37,6 +37,7 @@ class VerbsChannel final : public Link, private Listener {
   Status read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) override;
   bool can_read() const override { return ours_.rails[0].reads > 0 && theirs_.rails[0].reads > 0; }
   size_t outstanding() const override { return operations_.size(); }
+  bool keeps_registrations() const override { return true; }
   Result<RemoteRegion> name_on_loop(RegionId id, const RegionTable::Entry& entry) override;
   Status progress_on_loop() override;
   Status readable_on_loop() override;

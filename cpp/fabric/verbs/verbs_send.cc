@@ -33,9 +33,14 @@ Status VerbsChannel::write(const LocalSpan* spans, size_t count, size_t bytes,
     // What fits into the request itself needs no registration.
     if (entry != nullptr && bytes > inline_bytes_) {
       Result<const ibv_mr*> region = context_->registration(spans[i].region, *entry);
-      if (!region.is_ok()) return region.status();
-      piece.key = region.value()->lkey;
-      piece.staged = false;
+      // Memory of the caller that the system does not let us pin is copied instead.
+      if (!region.is_ok() && entry->segment) return region.status();
+      if (region.is_ok()) {
+        piece.key = region.value()->lkey;
+        piece.staged = false;
+      } else {
+        context_->tell_refused(region.status());
+      }
     }
     pieces.push_back(piece);
   }
@@ -261,7 +266,8 @@ bool VerbsChannel::issue_packet(PacketHeader header, const std::byte* payload, s
 }
 
 void VerbsChannel::return_credits(Batch* batch) {
-  if (!credits_.wants_return()) return;
+  // Not before we are up: what comes until then is held, a window of it and no more.
+  if (!open_ || !credits_.wants_return()) return;
   issue_packet(PacketHeader{}, nullptr, 0, batch);
 }
 

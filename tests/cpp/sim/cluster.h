@@ -113,7 +113,9 @@ struct Script {
   uint32_t burst = 8;           // most calls of one turn
   uint32_t pull_one_in = 2;     // pushes without a pull behind them
   bool supply_late = false;     // arrays become ready in any order, as with MXNet's engine
-  int64_t slow_ms = 0;          // the slowest worker waits so long between calls
+  bool arrays_repeat = false;   // arrays of earlier calls are used again, most of the time
+  bool keeps_registrations = false, lands_in_own_memory = false;  // see fabric.h
+  int64_t slow_ms = 0;  // the slowest worker waits so long between calls
 
   static Script random(Random* random);
 };
@@ -144,7 +146,7 @@ class WorkerProcess final : public Process {
     uint32_t key = 0, round = 0;  // pull: the round whose result it gets
     bool ready = false, ended = false;
     Ticket ticket = 0;
-    std::unique_ptr<std::vector<float>> array;  // a pull's has a guard at each end
+    std::shared_ptr<std::vector<float>> array;  // a pull's has a guard at each end
   };
 
   void on_event(const fabric::Event& event) override { core_->on_event_on_loop(event); }
@@ -157,6 +159,7 @@ class WorkerProcess final : public Process {
   void enter(wire::Enter enter);
   Call* open(bool is_push, bool is_initial, uint32_t key, uint32_t round);
   void ended(Call* call, const Status& status);
+  std::shared_ptr<std::vector<float>> array_of(size_t elements);
   void check_pull(const Call& call);
   void note(const std::string& what);
 
@@ -170,7 +173,8 @@ class WorkerProcess final : public Process {
   std::vector<std::pair<bool, uint32_t>> plan_;  // is push, key; in reverse
   std::vector<uint32_t> rounds_;                 // opened, by key
   std::vector<std::unique_ptr<Call>> calls_;     // open ones, and pulls that failed
-  std::vector<std::unique_ptr<std::vector<float>>> after_failure_;  // must stay as they are
+  std::vector<std::shared_ptr<std::vector<float>>> after_failure_;  // must stay as they are
+  std::vector<std::shared_ptr<std::vector<float>>> used_;           // to be used again
   size_t in_flight_ = 0;
   Ticket next_ticket_ = 1;
   int64_t next_call_ms_ = 0, pause_ms_ = 0;

@@ -10,6 +10,18 @@ namespace mxrdma::node {
 namespace {
 constexpr size_t kGuard = 4;  // floats
 constexpr float kGuardValue = -12345.5f;
+constexpr size_t kUsedArrays = 6;
+
+class SimHold final : public ArrayHold {
+ public:
+  explicit SimHold(std::shared_ptr<std::vector<float>> array) : array_(std::move(array)) {}
+  const void* storage() const override { return array_.get(); }
+  bool is_last() const override { return array_.use_count() == 1; }
+
+ private:
+  std::shared_ptr<std::vector<float>> array_;
+};
+
 }  // namespace
 
 Script Script::random(Random* random) {
@@ -29,6 +41,9 @@ Script Script::random(Random* random) {
   script.max_open = static_cast<uint32_t>(random->between(1, 30));
   script.pull_one_in = static_cast<uint32_t>(random->between(1, 3));
   script.supply_late = random->one_in(2);
+  script.arrays_repeat = random->one_in(2);
+  script.keeps_registrations = random->one_in(2);
+  script.lands_in_own_memory = random->one_in(4);
   script.slow_ms = random->one_in(3) ? static_cast<int64_t>(random->between(1, 3000)) : 0;
   return script;
 }
@@ -180,8 +195,7 @@ WorkerProcess::Call* WorkerProcess::open(bool is_push, bool is_initial, uint32_t
   raw->round = round;
   raw->ticket = next_ticket_++;
   const uint64_t elements = script_.keys[key].elements;
-  raw->array =
-      std::make_unique<std::vector<float>>(elements + (is_push ? 0 : 2 * kGuard), kGuardValue);
+  raw->array = array_of(elements + (is_push ? 0 : 2 * kGuard));
   if (is_push)
     for (uint64_t i = 0; i < elements; ++i)
       (*raw->array)[i] =
@@ -220,7 +234,22 @@ void WorkerProcess::ended(Call* call, const Status& status) {
     std::fill(call->array->begin(), call->array->end(), kGuardValue);
     after_failure_.push_back(std::move(call->array));
   }
+  if (script_.arrays_repeat && call->array) used_.push_back(call->array);
   call->array.reset();
+  // Some go, so that others may come to lie at their addresses.
+  if (used_.size() > kUsedArrays)
+    used_.erase(used_.begin() + static_cast<std::ptrdiff_t>(random_.below(used_.size())));
+}
+
+std::shared_ptr<std::vector<float>> WorkerProcess::array_of(size_t elements) {
+  for (auto used = used_.begin(); used != used_.end() && !random_.one_in(4); ++used) {
+    if ((*used)->size() != elements) continue;
+    std::shared_ptr<std::vector<float>> array = std::move(*used);
+    used_.erase(used);
+    std::fill(array->begin(), array->end(), kGuardValue);
+    return array;
+  }
+  return std::make_shared<std::vector<float>>(elements, kGuardValue);
 }
 
 void WorkerProcess::check_pull(const Call& call) {
@@ -247,9 +276,11 @@ bool WorkerProcess::ready_one() {
   call->ready = true;
   const uint64_t bytes = script_.keys[call->key].elements * sizeof(float);
   if (call->is_push)
-    core_->supply_on_loop(call->ticket, call->array->data(), bytes);
+    core_->supply_on_loop(call->ticket, call->array->data(), bytes,
+                          std::make_shared<SimHold>(call->array));
   else
-    core_->grant_on_loop(call->ticket, call->array->data() + kGuard, bytes);
+    core_->grant_on_loop(call->ticket, call->array->data() + kGuard, bytes,
+                         std::make_shared<SimHold>(call->array));
   return true;
 }
 
