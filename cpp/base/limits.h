@@ -67,6 +67,7 @@ constexpr uint32_t kMaxVerbsReceives = 8192;
 constexpr uint32_t kVerbsSendDepth = 128;  // work requests of one queue pair
 constexpr uint32_t kMaxVerbsGather = 16;   // pieces of one work request, if the device has so many
 constexpr uint32_t kVerbsInlineBytes = 256;
+constexpr uint32_t kMaxVerbsReads = 16;  // under way at a time
 // For what is not registered: per peer, four pieces under way.
 constexpr size_t kVerbsStageBytes = 256 * 1024;
 constexpr size_t kVerbsStagePiece = 64 * 1024;

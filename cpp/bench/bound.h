@@ -72,6 +72,7 @@ void print_result(const Options& options, const std::vector<double>& step_ms, do
 
 void run_shm(const Options& options);
 void run_tcp(const Options& options);
+void run_verbs(const Options& options);
 void run_memcpy();
 void run_loopback();
 

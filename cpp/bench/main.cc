@@ -1,6 +1,5 @@
-// mxrdma_bound shm|tcp --workers W --bytes N --rule sum|sgd --steps K [--slot-bytes B] [--slots R]
-// mxrdma_bound memcpy|loopback
-// Prints one line of JSON. Called by mxrdma-bench.
+// mxrdma_bound shm|tcp|verbs --workers W --bytes N --rule sum|sgd --steps K [--slot-bytes B]
+// [--slots R] mxrdma_bound memcpy|loopback Prints one line of JSON. Called by mxrdma-bench.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -69,8 +68,10 @@ int run(int count, char** words) {
     run_shm(parse(count, words));
   else if (what == "tcp")
     run_tcp(parse(count, words));
+  else if (what == "verbs")
+    run_verbs(parse(count, words));
   else
-    die("usage: mxrdma_bound shm|tcp|memcpy|loopback [options]");
+    die("usage: mxrdma_bound shm|tcp|verbs|memcpy|loopback [options]");
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 

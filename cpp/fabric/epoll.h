@@ -23,6 +23,7 @@ class Epoll {
     unclaimed,
     completions,  // of an RDMA device
     device,       // its asynchronous events
+    connections,  // rdma_cm's events
   };
   static constexpr int kMaxEvents = 64;
 

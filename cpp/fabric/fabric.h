@@ -108,7 +108,8 @@ class Fabric {
   // False: the kernel does not copy at a fork what a device may write to, so that the caller's own
   // memory must not be registered; use allocate().
   virtual bool may_register_callers_memory() const { return true; }
-  // What `peer` needs to write into (or read from) the region.
+  // What `peer` needs to write into (or read from) the region. Code::busy: the system lets us pin
+  // no more memory now; regions that are released make room.
   virtual Result<RemoteRegion> describe(RegionId region, PeerId peer) = 0;
 
   // ---- connections ----

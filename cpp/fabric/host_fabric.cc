@@ -558,6 +558,9 @@ void HostFabric::on_ready(const Epoll::Ready& ready) {
     case Source::device:
       hub_.async_ready_on_loop(ready.id);
       break;
+    case Source::connections:
+      hub_.connections_ready_on_loop(ready.id);
+      break;
   }
 }
 

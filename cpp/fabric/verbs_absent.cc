@@ -24,6 +24,7 @@ void Hub::progress_on_loop() {}
 bool Hub::arm_on_loop() { return true; }
 void Hub::completion_ready_on_loop(uint32_t) {}
 void Hub::async_ready_on_loop(uint32_t) {}
+void Hub::connections_ready_on_loop(uint32_t) {}
 bool Hub::may_register_callers_memory() const { return true; }
 void Hub::release_on_loop(RegionId) {}
 

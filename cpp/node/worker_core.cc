@@ -53,6 +53,7 @@ void WorkerCore::tick_on_loop() {
   on_membership(notices);
   check_verdict();
   arrays_.prune_on_loop();
+  if (!short_of_memory_.empty()) retry_short_of_memory();
 }
 
 // ---- events
@@ -81,6 +82,7 @@ void WorkerCore::on_event_on_loop(const Event& event) {
     case Event::Kind::connected:
       break;
   }
+  if (!short_of_memory_.empty()) retry_short_of_memory();
 }
 
 void WorkerCore::on_membership(const std::vector<Membership::Notice>& notices) {
@@ -436,7 +438,24 @@ void WorkerCore::return_memory(Operation* operation) {
   else
     fabric_->release(operation->region);
   operation->region = fabric::kNoRegion;
-  operation->hold = nullptr;
+  operation->cached = false;
+  operation->landing = nullptr;
+}
+
+// Other operations hold memory that they will give back: the pull is tried again then.
+bool WorkerCore::wait_for_memory(Operation* pull) {
+  return_memory(pull);
+  const bool others_hold =
+      std::any_of(operations_.begin(), operations_.end(),
+                  [](const auto& entry) { return entry.second->region != fabric::kNoRegion; });
+  if (others_hold) short_of_memory_.insert(pull->key);
+  return others_hold;
+}
+
+void WorkerCore::retry_short_of_memory() {
+  std::set<KeyState*> keys;
+  keys.swap(short_of_memory_);
+  for (KeyState* key : keys) advance(key);
 }
 
 bool WorkerCore::prepare_target(Operation* pull) {
@@ -453,7 +472,12 @@ bool WorkerCore::prepare_target(Operation* pull) {
     if (!target.is_ok() && arrays_.drop_idle())
       target = fabric_->describe(pull->region, link->peer());
     if (!target.is_ok()) {
-      fail_link(*link, target.status());
+      if (target.status().code() != Code::busy)
+        fail_link(*link, target.status());
+      else if (!wait_for_memory(pull))
+        fail_on_loop(Status(Code::fabric, target.status().message())
+                         .with_context("array for " + key_text(*pull->key)),
+                     true);
       return false;
     }
     pull->targets[link->server()] = target.value();
@@ -560,6 +584,7 @@ void WorkerCore::adopt(const wire::KeySpec& spec) {
                  true);
     return;
   }
+  short_of_memory_.erase(keys_[spec.id].get());
   keys_[spec.id] = std::move(key);
 }
 
@@ -595,6 +620,7 @@ std::vector<std::pair<uint32_t, size_t>> WorkerCore::split_keys() const {
 void WorkerCore::fail_on_loop(const Status& why, bool tell) {
   if (!failure_.is_ok()) return;
   failure_ = why;
+  short_of_memory_.clear();
   if (tell) membership_.tell_failure_on_loop(why);
   // Nothing may touch the users' arrays any more: drop the connections before the operations end.
   for (const auto& link : links_) fabric_->close(link->peer());

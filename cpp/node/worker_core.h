@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -72,6 +73,8 @@ class WorkerCore {
   void request_pull(Operation* pull);
   bool prepare_target(Operation* pull);
   Result<fabric::RegionId> target_memory(Operation* pull);
+  bool wait_for_memory(Operation* pull);
+  void retry_short_of_memory();
   void land(Operation* pull);
   void return_memory(Operation* operation);
   void push_progress(Operation* push);
@@ -99,6 +102,7 @@ class WorkerCore {
   Membership membership_;
   bool joined_ = false;
   std::vector<std::unique_ptr<ServerLink>> links_;  // by server rank
+  std::set<KeyState*> short_of_memory_;             // with a pull that waits to be registered
   bool keeps_registrations_ = false;                // with one of them at least
   ArrayCache arrays_;
   TargetMemory targets_;

@@ -75,7 +75,7 @@ class BoundTurns:
         self._wanted = []
         if servers == 1:
             for column in columns:
-                if column.store == "dist_rdma" and column.fabric in ("shm", "tcp"):
+                if column.store == "dist_rdma" and column.fabric in ("shm", "tcp", "verbs"):
                     self._wanted.append((column.fabric, column.updater))
         self._results: Dict[Any, List[Dict[str, Any]]] = {}
 

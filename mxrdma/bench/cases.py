@@ -109,7 +109,7 @@ def parse_columns(stores: str, fabrics: str, updaters: str) -> List[Column]:
     for updater in _choices(updaters, ("none", "sgd"), "updater"):
         for store in _choices(stores, ("dist_rdma", "dist_sync", "dist_sync:ipc"), "store"):
             if store == "dist_rdma":
-                for fabric in _choices(fabrics, ("shm", "tcp", "auto"), "fabric"):
+                for fabric in _choices(fabrics, ("shm", "tcp", "verbs", "auto"), "fabric"):
                     columns.append(Column("dist_rdma", fabric, updater))
             else:
                 columns.append(Column("dist_sync", "ipc" if store.endswith(":ipc") else "tcp", updater))

@@ -4,7 +4,7 @@ import json
 import platform
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import click
 import psutil
@@ -67,8 +67,9 @@ def run_pushpull(
     repeats: int,
     steps: Optional[int],
     with_limits: bool,
+    keep: Callable[[Dict[str, Any]], None],
 ) -> Dict[str, Any]:
-    """The document that --json writes."""
+    """The document that --json writes. `keep` gets it after each case: a run takes long, and may be interrupted."""
     document: Dict[str, Any] = {
         "schema": measure.SCHEMA,
         "machine": machine(),
@@ -87,6 +88,7 @@ def run_pushpull(
                 for record in records:
                     bound = turns.median(record.column)
                     document["results"].append({**record.as_json(), **({"bound": bound} if bound else {})})
+                keep(document)
     return document
 
 
@@ -98,6 +100,10 @@ def _write_json(document: Dict[str, Any], target: Optional[str]) -> None:
         sys.stdout.write(text)
     else:
         Path(target).write_text(text)
+
+
+def _keeper(target: Optional[str]) -> Callable[[Dict[str, Any]], None]:
+    return lambda document: _write_json(document, None if target == "-" else target)
 
 
 def _finish(document: Dict[str, Any], target: Optional[str]) -> None:
@@ -119,7 +125,9 @@ _COMMON = [
     ),
     click.option("--updater", default="none,sgd", show_default=True, help="none: sums; sgd: SGD on the servers"),
     click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True),
-    click.option("--json", "json_target", metavar="FILE|-", help="figures for machines; - writes them to stdout"),
+    click.option(
+        "--json", "json_target", metavar="FILE|-", help="figures for machines, kept after each case; - writes them to stdout"
+    ),
 ]  # fmt: skip
 
 
@@ -148,7 +156,7 @@ def main() -> None:
 @main.command()
 @_common
 @click.option("--kv", default="dist_rdma,dist_sync", show_default=True, help="of dist_rdma, dist_sync, dist_sync:ipc")
-@click.option("--fabric", default="shm,tcp", show_default=True, help="fabrics of dist_rdma: shm, tcp, auto")
+@click.option("--fabric", default="shm,tcp", show_default=True, help="fabrics of dist_rdma: shm, tcp, verbs, auto")
 @click.option("--steps", type=click.IntRange(1, 100000), help="steps of a turn; default: about one second")
 @click.option("--limits", is_flag=True, help="measure memcpy, loopback TCP and the bound of each fabric too")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write a picture (PNG)")
@@ -173,7 +181,7 @@ def pushpull(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
-        document = run_pushpull(chosen, columns, workers, servers, repeats, steps, limits)
+        document = run_pushpull(chosen, columns, workers, servers, repeats, steps, limits, _keeper(json_target))
     except BenchFailure as error:
         raise click.ClickException(str(error)) from error
     _finish(document, json_target)
@@ -183,7 +191,7 @@ def pushpull(
 
 @main.command(short_help="What the machine allows: memcpy, loopback TCP, each fabric's path.")
 @_common
-@click.option("--fabric", default="shm,tcp", show_default=True, help="of shm, tcp")
+@click.option("--fabric", default="shm,tcp", show_default=True, help="of shm, tcp, verbs")
 def limits(
     workers: int,
     servers: int,

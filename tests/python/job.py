@@ -60,9 +60,11 @@ def run(
     environment=None,
     ok=True,
     create=True,
+    prefix=(),
 ):
     """The finished job. ok: fail the test unless the job succeeded; otherwise it is up to the caller.
 
+    prefix: words before the launcher's, as of a command that limits what it runs.
     A job that is not over in `timeout` seconds is a failure in any case; its processes are killed.
     """
     folder = Path(folder)
@@ -71,7 +73,7 @@ def run(
     names = {"folder": str(folder), "kvstore": kvstore}
     source = PRELUDE % names + (CREATE % names if create else "")
     script.write_text(source + textwrap.dedent(body) + ("\nsave()\n" if create else ""))
-    command = [launcher(), "-n", str(workers), "-s", str(servers)]
+    command = [*prefix, launcher(), "-n", str(workers), "-s", str(servers)]
     if kvstore == "dist_sync":
         command += ["--kvstore", "dist_sync"]
     else:

@@ -409,6 +409,7 @@ Status Connection::begin_verbs(const std::string& why_not_shm) {
 Status Connection::without_verbs(const std::string& reason) {
   link_.reset();
   why_not_verbs_ = reason;
+  if (is_refused(Path::tcp)) return Status(Code::fabric, cannot_share(their_policy_));
   return choose(Path::tcp, why_not_shm_ + "; no verbs: " + reason);
 }
 

@@ -235,9 +235,11 @@ void rail_fields(Coder& coder, typename Coder::template Field<VerbsRail> rail) {
   coder.number(rail.lid);
   coder.number(rail.gid[0]);
   coder.number(rail.gid[1]);
+  coder.number(rail.gid_type);
   coder.number(rail.gid_index);
   coder.number(rail.mtu);
   coder.require(rail.mtu <= kMaxMtu, "mtu");
+  coder.text(rail.rate, kMaxDeviceBytes, "rate");
   coder.number(rail.queue_pair);
   coder.number(rail.first_packet);
   coder.require(rail.queue_pair <= kMaxTwentyFourBits && rail.first_packet <= kMaxTwentyFourBits,
@@ -245,6 +247,9 @@ void rail_fields(Coder& coder, typename Coder::template Field<VerbsRail> rail) {
   coder.number(rail.reads);
   coder.number(rail.probe_address);
   coder.number(rail.probe_key);
+  coder.text(rail.cm_host, kMaxHostBytes, "rdma_cm host");
+  coder.number(rail.cm_port);
+  coder.number(rail.cm_cookie);
 }
 
 template <typename Coder>

@@ -38,7 +38,7 @@ struct Prologue {
 static_assert(sizeof(Prologue) == 40);
 
 constexpr uint32_t kHandshakeMagic = 0x4d585248;
-constexpr uint16_t kHandshakeVersion = 2;
+constexpr uint16_t kHandshakeVersion = 3;
 // A frame of the agreement: a hello and a few names.
 constexpr size_t kMaxBodyBytes = kMaxHelloBytes + 2048;
 
@@ -58,14 +58,20 @@ struct VerbsRail {
   bool iwarp = false;
   uint32_t lid = 0;
   uint64_t gid[2] = {0, 0};  // as it lies in memory
+  uint8_t gid_type = 0;      // GidType
   uint32_t gid_index = 0;
   uint32_t mtu = 0;  // bytes
+  std::string rate;  // for people
   uint32_t queue_pair = 0;
   uint32_t first_packet = 0;
   uint32_t reads = 0;  // that it can serve at a time
   // Memory for the probe's payload.
   uint64_t probe_address = 0;
   uint32_t probe_key = 0;
+  // iWARP: where rdma_cm listens, and what opens the door. (CmPort)
+  std::string cm_host;
+  uint16_t cm_port = 0;
+  uint64_t cm_cookie = 0;
 };
 struct VerbsEnd {
   uint32_t generation = 0;  // in each packet to this end

@@ -35,6 +35,10 @@ Status set_nonblocking(int fd) {
 
 }  // namespace
 
+uint8_t reads_of(int limit) {
+  return static_cast<uint8_t>(std::clamp(limit, 0, static_cast<int>(kMaxVerbsReads)));
+}
+
 Status verbs_error(const std::string& what, int error) {
   return Status(Code::fabric, what + ": " + errno_text(error));
 }
@@ -72,6 +76,9 @@ Status VerbsContext::prepare() {
   guard_from_fork(device->async_fd);
   Status status = set_nonblocking(device->async_fd);
   if (!status.is_ok()) return status;
+  if (picked_.cm)
+    picked_.cm->limit_reads(reads_of(picked_.attributes.max_qp_rd_atom),
+                            reads_of(picked_.attributes.max_qp_init_rd_atom));
   domain_ = Handle<ibv_pd>(library_.alloc_pd(device), library_.dealloc_pd, "a protection domain");
   if (!domain_) return verbs_error("allocating a protection domain", errno);
   status = prepare_queues();
@@ -107,17 +114,24 @@ Status VerbsContext::prepare_queues() {
   receives_ = Handle<ibv_srq>(library_.create_srq(domain_.get(), &receives), library_.destroy_srq,
                               "a shared receive queue");
   if (!receives_) return verbs_error("creating a shared receive queue", errno);
-  max_gather_ = std::min<size_t>(static_cast<size_t>(std::max(limits.max_sge, 1)), kMaxVerbsGather);
+  // iWARP: siw (seen with Linux 6.1) puts wrong bytes on the wire when a gather list of several
+  // pieces leaves in parts. A write then is one request for each piece.
+  max_gather_ =
+      picked_.rail.iwarp
+          ? 1
+          : std::min<size_t>(static_cast<size_t>(std::max(limits.max_sge, 1)), kMaxVerbsGather);
   return Status::ok();
 }
 
 // ---- memory
 
 Status VerbsContext::registration_refused(size_t bytes, int error) const {
-  return verbs_error("registering " + std::to_string(bytes) + " bytes with " + picked_.rail.device +
-                         " (limit of locked memory: " + locked_memory_limit() +
-                         "; raise it with ulimit -l unlimited)",
-                     error);
+  const Status refused =
+      verbs_error("registering " + std::to_string(bytes) + " bytes with " + picked_.rail.device +
+                      " (limit of locked memory: " + locked_memory_limit() +
+                      "; raise it with ulimit -l unlimited)",
+                  error);
+  return error == ENOMEM || error == EAGAIN ? Status(Code::busy, refused.message()) : refused;
 }
 
 Result<Block> VerbsContext::make_block(size_t bytes, int access) {
@@ -149,8 +163,10 @@ Result<const ibv_mr*> VerbsContext::registration(RegionId id, const RegionTable:
 }
 
 Result<Handle<ibv_mr>> VerbsContext::register_target(void* base, size_t bytes) {
-  Handle<ibv_mr> made(library_.reg_mr(domain_.get(), base, bytes, IBV_ACCESS_LOCAL_WRITE),
-                      library_.dereg_mr, "registered memory");
+  // What iWARP reads comes as a write of the peer.
+  const int access = IBV_ACCESS_LOCAL_WRITE | (picked_.rail.iwarp ? IBV_ACCESS_REMOTE_WRITE : 0);
+  Handle<ibv_mr> made(library_.reg_mr(domain_.get(), base, bytes, access), library_.dereg_mr,
+                      "registered memory");
   if (!made) return registration_refused(bytes, errno);
   ++shared_.counters->registrations;
   return made;

@@ -45,6 +45,7 @@ class VerbsContext {
 
   const Library& library() const { return library_; }
   const Picked& picked() const { return picked_; }
+  CmPort* cm() const { return picked_.cm.get(); }
   int completion_fd() const { return channel_->fd; }
   int async_fd() const { return picked_.context->async_fd; }
   // Not ok once the device is gone or its queues are broken; nothing works over it any more.
@@ -127,5 +128,7 @@ class VerbsContext {
 };
 
 Status verbs_error(const std::string& what, int error);
+// How many reads at a time we use of what a device allows.
+uint8_t reads_of(int limit);
 
 }  // namespace mxrdma::fabric::verbs

@@ -29,6 +29,8 @@ struct Hub::State {
     context = std::move(opened.value());
     epoll->watch(context->completion_fd(), Epoll::Source::completions, kDevice);
     epoll->watch(context->async_fd(), Epoll::Source::device, kDevice);
+    if (context->cm() != nullptr)
+      epoll->watch(context->cm()->event_fd(), Epoll::Source::connections, kDevice);
     return Status::ok();
   }
 
@@ -38,6 +40,7 @@ struct Hub::State {
     outcome = context->failure();
     epoll->forget(context->completion_fd());
     epoll->forget(context->async_fd());
+    if (context->cm() != nullptr) epoll->forget(context->cm()->event_fd());
   }
 
   HostFabricOptions options;
@@ -82,6 +85,11 @@ void Hub::async_ready_on_loop(uint32_t) {
 
 bool Hub::may_register_callers_memory() const {
   return state_->context == nullptr || state_->context->copies_at_fork();
+}
+
+void Hub::connections_ready_on_loop(uint32_t) {
+  if (state_->context != nullptr && state_->context->cm() != nullptr)
+    state_->context->cm()->ready_on_loop();
 }
 
 void Hub::release_on_loop(RegionId region) {

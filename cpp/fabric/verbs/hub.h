@@ -45,6 +45,7 @@ class Hub {
   bool arm_on_loop();
   void completion_ready_on_loop(uint32_t device);
   void async_ready_on_loop(uint32_t device);
+  void connections_ready_on_loop(uint32_t device);
   void release_on_loop(RegionId region);
   // As in fabric.h; true as long as no device is open.
   bool may_register_callers_memory() const;

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "fabric/bootstrap/handshake.h"
+#include "fabric/verbs/gid.h"
 
 namespace mxrdma::fabric::verbs {
 namespace {
@@ -22,7 +23,6 @@ constexpr uint8_t kRetries = 7;
 constexpr uint8_t kReceiverRetries = 6;
 constexpr uint8_t kReceiverTimer = 12;  // 0.64 ms
 constexpr uint8_t kHopLimit = 64;
-constexpr uint32_t kMaxReads = 16;
 
 ibv_mtu mtu_of(uint32_t bytes) {
   ibv_mtu mtu = IBV_MTU_256;
@@ -49,6 +49,7 @@ VerbsChannel::VerbsChannel(VerbsContext* context, const ChannelContext& shared, 
     : context_(context), shared_(shared), peer_(peer), control_(control), acceptor_(acceptor) {}
 
 VerbsChannel::~VerbsChannel() {
+  if (context_->cm() != nullptr) context_->cm()->forget(this);
   context_->free_block(std::move(staging_));
   if (queue_pair_)
     context_->retire(std::move(queue_pair_), granted_);
@@ -70,13 +71,15 @@ Status VerbsChannel::prepare() {
   const ibv_device_attr& limits = context_->picked().attributes;
   VerbsRail rail = context_->picked().rail;
   rail.queue_pair = queue_pair_->qp_num;
-  rail.reads =
-      std::min<uint32_t>(static_cast<uint32_t>(std::max(limits.max_qp_rd_atom, 0)), kMaxReads);
+  rail.reads = reads_of(limits.max_qp_rd_atom);
+  starts_reads_ = reads_of(limits.max_qp_init_rd_atom);
   rail.probe_address = reinterpret_cast<uintptr_t>(context_->probe_region().addr);
   rail.probe_key = context_->probe_region().rkey;
   uint32_t random[2];
   status = fill_random(random, sizeof random);
+  if (status.is_ok() && rail.iwarp) status = fill_random(&rail.cm_cookie, sizeof rail.cm_cookie);
   if (!status.is_ok()) return status;
+  if (rail.iwarp && acceptor_) context_->cm()->expect(rail.cm_cookie, this);
   rail.first_packet = random[0] & 0xffffff;
   ours_.generation = random[1];
   ours_.window = granted_;
@@ -89,9 +92,9 @@ Status VerbsChannel::prepare() {
   attributes.port_num = rail.port;
   attributes.qp_access_flags =
       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-  const int error = context_->library().modify_qp(
-      queue_pair_.get(), &attributes,
-      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  const int way = rail.iwarp ? 0 : IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+  const int error = context_->library().modify_qp(queue_pair_.get(), &attributes,
+                                                  IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | way);
   if (error != 0) return verbs_error("preparing a queue pair on " + describe_rail(rail), error);
   return Status::ok();
 }
@@ -103,7 +106,7 @@ Status VerbsChannel::to_receive(const VerbsRail& theirs) {
   attributes.path_mtu = mtu_of(std::min(ours.mtu, theirs.mtu));
   attributes.dest_qp_num = theirs.queue_pair;
   attributes.rq_psn = theirs.first_packet;
-  attributes.max_dest_rd_atomic = static_cast<uint8_t>(std::min(ours.reads, kMaxReads));
+  attributes.max_dest_rd_atomic = static_cast<uint8_t>(ours.reads);
   attributes.min_rnr_timer = kReceiverTimer;
   attributes.ah_attr.port_num = ours.port;
   attributes.ah_attr.dlid = static_cast<uint16_t>(theirs.lid);
@@ -122,15 +125,13 @@ Status VerbsChannel::to_receive(const VerbsRail& theirs) {
 }
 
 Status VerbsChannel::to_send(const VerbsRail& theirs) {
-  const int device_reads = context_->picked().attributes.max_qp_init_rd_atom;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.timeout = kTimeout;
   attributes.retry_cnt = kRetries;
   attributes.rnr_retry = kReceiverRetries;
   attributes.sq_psn = ours_.rails[0].first_packet;
-  attributes.max_rd_atomic = static_cast<uint8_t>(std::min<uint32_t>(
-      std::min(theirs.reads, kMaxReads), static_cast<uint32_t>(std::max(device_reads, 0))));
+  attributes.max_rd_atomic = static_cast<uint8_t>(std::min(theirs.reads, starts_reads_));
   const int error =
       context_->library().modify_qp(queue_pair_.get(), &attributes,
                                     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
@@ -141,13 +142,29 @@ Status VerbsChannel::to_send(const VerbsRail& theirs) {
 Status VerbsChannel::meet_on_loop(const VerbsEnd& theirs) {
   if (theirs.rails.size() != 1 || theirs.window < kMinVerbsWindow || theirs.max_write_bytes == 0)
     return Status(Code::fabric, "malformed handshake: the peer's end of the queue pair");
-  if (theirs.rails[0].ethernet != ours_.rails[0].ethernet)
+  const VerbsRail& rail = theirs.rails[0];
+  if (rail.iwarp != ours_.rails[0].iwarp)
+    return Status(Code::fabric, "one end is an iWARP device, the other is not");
+  if (rail.ethernet != ours_.rails[0].ethernet)
     return Status(Code::fabric, "one end is on Ethernet, the other on InfiniBand");
+  if (rail.ethernet && !rail.iwarp) {
+    // What cannot work is said at once, not after a probe that nobody hears.
+    Status match = gids_match(entry_of(ours_.rails[0]), entry_of(rail),
+                              "this end's " + ours_.rails[0].device, "the peer's " + rail.device);
+    if (!match.is_ok()) return match;
+  }
   theirs_ = theirs;
   credits_ = Credits(granted_, theirs.window);
   met_ = true;
-  Status status = to_receive(theirs.rails[0]);
-  if (status.is_ok()) status = to_send(theirs.rails[0]);
+  Status status;
+  if (rail.iwarp) {
+    if (!acceptor_)
+      status = context_->cm()->connect(rail.cm_host, rail.cm_port, rail.cm_cookie, this);
+  } else {
+    status = to_receive(rail);
+    if (status.is_ok()) status = to_send(rail);
+    established_ = status.is_ok();
+  }
   return status.is_ok() ? status : status.with_context(describe());
 }
 
@@ -170,6 +187,7 @@ std::string VerbsChannel::describe() const {
 std::vector<uint64_t> VerbsChannel::abandon_on_loop() {
   // The queue pair stops before the operations end: their memory is the caller's from then on. What
   // the device still sends of it goes to a peer that has been given up.
+  if (context_->cm() != nullptr) context_->cm()->forget(this);
   if (queue_pair_) context_->retire(std::move(queue_pair_), granted_);
   granted_ = 0;
   std::vector<uint64_t> ids;
@@ -183,6 +201,12 @@ std::vector<uint64_t> VerbsChannel::abandon_on_loop() {
 
 void VerbsChannel::broken_on_loop(const Status& status) {
   if (broken_.is_ok()) broken_ = status.with_context(describe());
+}
+
+// What came before the end is in the completion queue.
+void VerbsChannel::disconnected_on_loop(const Status& why) {
+  context_->progress_on_loop();
+  broken_on_loop(why);
 }
 
 void VerbsChannel::sent_on_loop(const ibv_wc& completion) {

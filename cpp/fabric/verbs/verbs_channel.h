@@ -15,7 +15,7 @@
 
 namespace mxrdma::fabric::verbs {
 
-class VerbsChannel final : public Link, private Listener {
+class VerbsChannel final : public Link, private Listener, private CmEnd {
  public:
   // `control` is the connection whose end shows the peer's death; it stays its owner's.
   static Result<std::unique_ptr<Link>> make(VerbsContext* context, const ChannelContext& shared,
@@ -35,7 +35,7 @@ class VerbsChannel final : public Link, private Listener {
                uint32_t immediate, uint64_t id) override;
   Status send(const void* data, size_t bytes, uint64_t id) override;
   Status read(const RemoteRegion& source, void* into, size_t bytes, uint64_t id) override;
-  bool can_read() const override { return ours_.rails[0].reads > 0 && theirs_.rails[0].reads > 0; }
+  bool can_read() const override { return starts_reads_ > 0 && theirs_.rails[0].reads > 0; }
   size_t outstanding() const override { return operations_.size(); }
   bool keeps_registrations() const override { return true; }
   Result<RemoteRegion> name_on_loop(RegionId id, const RegionTable::Entry& entry) override;
@@ -79,6 +79,11 @@ class VerbsChannel final : public Link, private Listener {
   void received_on_loop(const ibv_wc& completion, const std::byte* data) override;
   void broken_on_loop(const Status& status) override;
 
+  // ---- CmEnd
+  uint32_t queue_pair_number() const override { return queue_pair_->qp_num; }
+  void established_on_loop() override { established_ = true; }
+  void disconnected_on_loop(const Status& why) override;
+
   // ---- sending
   void issue_waiting();
   // False: no room now.
@@ -88,6 +93,7 @@ class VerbsChannel final : public Link, private Listener {
   bool issue_message(Operation* operation, Batch* batch);
   bool issue_packet(PacketHeader header, const std::byte* payload, size_t bytes, Batch* batch);
   void return_credits(Batch* batch);
+  ibv_send_wr* add_request(Batch* batch, uint64_t number, ibv_wr_opcode opcode);
   bool stage(Cut* cut, uint64_t request);
   bool has_room(const Batch& batch) const;
   uint64_t next_request(const Batch& batch) const { return posted_ + batch.count() + 1; }
@@ -111,7 +117,10 @@ class VerbsChannel final : public Link, private Listener {
   StageRing ring_;
   Credits credits_;
   Status broken_;
-  bool met_ = false, heard_ = false, open_ = false, probe_wanted_ = false;
+  // Established: the queue pair can send; by rdma_cm that comes some time after the ends have met.
+  bool met_ = false, established_ = false, heard_ = false, open_ = false, probe_wanted_ = false;
+  uint32_t starts_reads_ = 0;  // at a time
+  bool read_before_ = false;   // the last request was a read (iWARP)
 
   std::deque<Operation> operations_;  // posting order; the front is the oldest without `done`
   size_t next_to_issue_ = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "fabric/copy.h"
@@ -34,7 +35,7 @@ Status VerbsChannel::write(const LocalSpan* spans, size_t count, size_t bytes,
     if (entry != nullptr && bytes > inline_bytes_) {
       Result<const ibv_mr*> region = context_->registration(spans[i].region, *entry);
       // Memory of the caller that the system does not let us pin is copied instead.
-      if (!region.is_ok() && entry->segment) return region.status();
+      if (!region.is_ok() && entry->segment) return Status(Code::fabric, region.status().message());
       if (region.is_ok()) {
         piece.key = region.value()->lkey;
         piece.staged = false;
@@ -86,7 +87,7 @@ Status VerbsChannel::read(const RemoteRegion& source, void* into, size_t bytes, 
 }
 
 Status VerbsChannel::progress_on_loop() {
-  if (broken_.is_ok() && met_) issue_waiting();
+  if (broken_.is_ok() && established_) issue_waiting();
   finish_done();
   return broken_;
 }
@@ -95,6 +96,19 @@ Status VerbsChannel::progress_on_loop() {
 
 bool VerbsChannel::has_room(const Batch& batch) const {
   return posted_ + batch.count() - completed_ + kReservedRequests < kVerbsSendDepth;
+}
+
+ibv_send_wr* VerbsChannel::add_request(Batch* batch, uint64_t number, ibv_wr_opcode opcode) {
+  ibv_send_wr* request = batch->add(number, opcode);
+  if (context_->writes_immediate()) return request;
+  // iWARP. siw lets go of memory at the end of a request that asks for a completion, but sends from
+  // it later where none is asked for; and it tells of what follows a read before the read has come.
+  request->send_flags |= IBV_SEND_SIGNALED;
+  if (opcode == IBV_WR_RDMA_READ)
+    read_before_ = true;
+  else if (std::exchange(read_before_, false))
+    request->send_flags |= IBV_SEND_FENCE;
+  return request;
 }
 
 void VerbsChannel::post(Batch* batch) {
@@ -113,7 +127,7 @@ void VerbsChannel::issue_waiting() {
   return_credits(&batch);
   if (probe_wanted_ && has_room(batch) && credits_.may_send()) {
     const ibv_mr& probe = context_->probe_region();
-    ibv_send_wr* request = batch.add(next_request(batch), IBV_WR_RDMA_WRITE);
+    ibv_send_wr* request = add_request(&batch, next_request(batch), IBV_WR_RDMA_WRITE);
     Batch::gather(request, probe.addr, probe.length, probe.lkey);
     request->wr.rdma.remote_addr = theirs_.rails[0].probe_address;
     request->wr.rdma.rkey = theirs_.rails[0].probe_key;
@@ -178,7 +192,7 @@ bool VerbsChannel::issue_write(Operation* operation, Batch* batch) {
     const bool fits = cut.bytes <= inline_bytes_ && cut.pieces.size() <= limits.pieces;
     if (!fits && !stage(&cut, number)) return false;
     ibv_send_wr* request =
-        batch->add(number, whole ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE);
+        add_request(batch, number, whole ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE);
     const std::byte* end = nullptr;
     for (const Piece& piece : cut.pieces) {
       if (piece.staged && !fits && piece.data == end)
@@ -215,7 +229,7 @@ bool VerbsChannel::issue_read(Operation* operation, Batch* batch) {
     Cut cut;
     operation->plan.peek(limits, &cut);
     operation->last_request = next_request(*batch);
-    ibv_send_wr* request = batch->add(operation->last_request, IBV_WR_RDMA_READ);
+    ibv_send_wr* request = add_request(batch, operation->last_request, IBV_WR_RDMA_READ);
     for (const Piece& piece : cut.pieces)
       Batch::gather(request, piece.data, piece.bytes, piece.key);
     request->wr.rdma.remote_addr = operation->target.address + operation->plan.offset();
@@ -259,7 +273,7 @@ bool VerbsChannel::issue_packet(PacketHeader header, const std::byte* payload, s
   std::byte* to = staging_.memory->base() + offset;
   std::memcpy(to, &header, sizeof header);
   if (bytes > 0) std::memcpy(to + sizeof header, payload, bytes);
-  ibv_send_wr* request = batch->add(number, IBV_WR_SEND);
+  ibv_send_wr* request = add_request(batch, number, IBV_WR_SEND);
   Batch::gather(request, to, total, staging_.region->lkey);
   if (total <= inline_bytes_) request->send_flags |= IBV_SEND_INLINE;
   return true;

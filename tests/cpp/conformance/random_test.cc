@@ -68,7 +68,8 @@ void post_write(Sequence* random, Direction* way, bool registered) {
   Status status =
       way->from->write(way->at_from, spans, offset_by(way->remote, offset, bytes), immediate);
   if (status.code() == Code::busy) return;
-  ASSERT_TRUE(status.is_ok()) << status.to_string();
+  ASSERT_TRUE(status.is_ok()) << status.to_string()
+                              << "; lost: " << way->from->peer(way->at_from).why_lost.to_string();
   std::copy(source->begin(), source->begin() + static_cast<std::ptrdiff_t>(bytes),
             way->model.begin() + static_cast<std::ptrdiff_t>(offset));
   way->posted.push_back({true, immediate, std::vector<std::byte>(bytes)});
@@ -80,7 +81,8 @@ void post_send(Sequence* random, Direction* way) {
       pattern(random->generator_(), 1 + random->size(kMaxMessageBytes - 1));
   Status status = way->from->send(way->at_from, message);
   if (status.code() == Code::busy) return;
-  ASSERT_TRUE(status.is_ok()) << status.to_string();
+  ASSERT_TRUE(status.is_ok()) << status.to_string()
+                              << "; lost: " << way->from->peer(way->at_from).why_lost.to_string();
   way->posted.push_back({false, 0, message});
 }
 

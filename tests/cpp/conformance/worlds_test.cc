@@ -62,10 +62,6 @@ class HostWorld final : public World {
   Status viable() const override {
     if (policy_ == Policy::verbs && devices().empty())
       return Status(Code::unsupported, "no usable RDMA device; scripts/soft-roce has some");
-    if (policy_ == Policy::verbs)
-      for (const DeviceInfo& device : device_table().devices)
-        if (device.iwarp() && device.name == devices().front())
-          return Status(Code::unsupported, "iWARP needs rdma_cm, which is not supported yet");
     return fabric::viable(policy_);
   }
 
