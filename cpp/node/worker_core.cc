@@ -325,6 +325,7 @@ void WorkerCore::open_pull_on_loop(Ticket ticket, uint32_t key, int priority, Co
   while (pulls_.count(next_pull_index_) != 0 || next_pull_index_ == 0) ++next_pull_index_;
   pull->index = next_pull_index_++;
   pull->bytes_remaining = pull->key->bytes;
+  unrequested_pulls_.insert(ticket);
 }
 
 void WorkerCore::supply_on_loop(Ticket ticket, const void* data, size_t bytes, const Hold& hold) {
@@ -357,6 +358,7 @@ void WorkerCore::grant_on_loop(Ticket ticket, void* data, size_t bytes, const Ho
   pull->hold = hold;
   pull->ready = true;
   advance(pull->key);
+  if (!short_of_memory_.empty()) retry_short_of_memory();
 }
 
 void WorkerCore::abandon_on_loop(Ticket ticket, const Status& why) {
@@ -396,10 +398,9 @@ void WorkerCore::advance(KeyState* key) {
       if (!operation->push_sent()) return;
       if (operation->kind == wire::PushKind::gradient && !operation->push_complete()) ++open_rounds;
     } else if (!operation->requested) {
-      if (operation->ready)
-        request_pull(operation);
-      else
-        pulls_requested = false;
+      if (operation->ready) request_pull(operation);
+      // Not ready, or without memory to come to: no later push may overtake it.
+      if (!operation->requested) pulls_requested = false;
     }
   }
 }
@@ -442,23 +443,35 @@ void WorkerCore::return_memory(Operation* operation) {
   operation->landing = nullptr;
 }
 
-// Other operations hold memory that they will give back: the pull is tried again then.
+// Other operations hold memory that they will give back: the pull is tried again then. From now on
+// pulls are served in the order of the user's calls, whether their arrays are ready or not, so that
+// workers that make the same calls do not wait for each other: what a pull waits for then never
+// waits for memory that a later one holds.
 bool WorkerCore::wait_for_memory(Operation* pull) {
+  memory_was_short_ = true;
   return_memory(pull);
   const bool others_hold =
       std::any_of(operations_.begin(), operations_.end(),
                   [](const auto& entry) { return entry.second->region != fabric::kNoRegion; });
-  if (others_hold) short_of_memory_.insert(pull->key);
+  if (others_hold) short_of_memory_.insert(pull->ticket);
   return others_hold;
 }
 
 void WorkerCore::retry_short_of_memory() {
-  std::set<KeyState*> keys;
-  keys.swap(short_of_memory_);
-  for (KeyState* key : keys) advance(key);
+  while (!short_of_memory_.empty() && failure_.is_ok()) {
+    const Ticket first = *short_of_memory_.begin();
+    short_of_memory_.erase(short_of_memory_.begin());
+    Operation* pull = find(first, Type::pull);
+    if (pull) advance(pull->key);
+    if (short_of_memory_.count(first) != 0) return;
+  }
 }
 
 bool WorkerCore::prepare_target(Operation* pull) {
+  if (memory_was_short_ && *unrequested_pulls_.begin() != pull->ticket) {
+    short_of_memory_.insert(pull->ticket);
+    return false;
+  }
   Result<fabric::RegionId> region = target_memory(pull);
   if (!region.is_ok()) {
     fail_on_loop(region.status().with_context("array for " + key_text(*pull->key)), true);
@@ -484,14 +497,15 @@ bool WorkerCore::prepare_target(Operation* pull) {
   }
   pulls_[pull->index] = pull;
   pull->requested = true;
+  unrequested_pulls_.erase(pull->ticket);
   return true;
 }
 
 void WorkerCore::start_push(Operation* push, Operation* next_pull) {
-  if (next_pull) {
-    if (!prepare_target(next_pull)) return;
-    push->fused = next_pull;
-  }
+  // A pull that has to wait for memory is not waited for: others need this push, and what they push
+  // then frees the memory.
+  if (next_pull && prepare_target(next_pull)) push->fused = next_pull;
+  if (!failure_.is_ok() || !suspicion_.is_ok()) return;
   push->started = true;
   if (keeps_registrations_ && fabric_->may_register_callers_memory() &&
       push->key->bytes >= kMinCachedGradientBytes) {
@@ -551,6 +565,7 @@ void WorkerCore::finish(Operation* operation, const Status& status) {
   std::unique_ptr<Operation> owned = std::move(found->second);
   operations_.erase(found);
   if (owned->type == Type::pull && owned->requested) pulls_.erase(owned->index);
+  unrequested_pulls_.erase(owned->ticket);
   if (owned->landing != nullptr && status.is_ok()) land(owned.get());
   return_memory(owned.get());
   if (owned->done) owned->done(status);
@@ -584,7 +599,6 @@ void WorkerCore::adopt(const wire::KeySpec& spec) {
                  true);
     return;
   }
-  short_of_memory_.erase(keys_[spec.id].get());
   keys_[spec.id] = std::move(key);
 }
 

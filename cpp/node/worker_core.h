@@ -102,8 +102,10 @@ class WorkerCore {
   Membership membership_;
   bool joined_ = false;
   std::vector<std::unique_ptr<ServerLink>> links_;  // by server rank
-  std::set<KeyState*> short_of_memory_;             // with a pull that waits to be registered
-  bool keeps_registrations_ = false;                // with one of them at least
+  std::set<Ticket> unrequested_pulls_;
+  bool memory_was_short_ = false;
+  std::set<Ticket> short_of_memory_;  // pulls that wait to be registered
+  bool keeps_registrations_ = false;  // with one of them at least
   ArrayCache arrays_;
   TargetMemory targets_;
   std::vector<std::unique_ptr<KeyState>> keys_;  // by id

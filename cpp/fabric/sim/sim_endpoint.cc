@@ -73,6 +73,13 @@ Result<RemoteRegion> SimEndpoint::describe(RegionId region, PeerId peer) {
   auto place = peers_.find(peer);
   if (place == peers_.end() || place->second.end().state != State::open)
     return Status(Code::fabric, describe_peer(peer) + " is not connected");
+  if (!found->second.ours && !found->second.pinned) {
+    const auto pinned = std::count_if(regions_.begin(), regions_.end(),
+                                      [](const auto& entry) { return entry.second.pinned; });
+    if (static_cast<size_t>(pinned) >= network_->most_regions_)
+      return Status(Code::busy, "no more memory is pinned");
+    found->second.pinned = true;
+  }
   const Region& known = found->second.region;
   return RemoteRegion{reinterpret_cast<uint64_t>(known.base), known.bytes, found->second.key};
 }

@@ -92,6 +92,7 @@ class SimEndpoint final : public Fabric {
     Region region;
     bool ours = false;
     uint64_t key = 0;
+    bool pinned = false;
   };
 
   Status check_post(PeerId peer, Place* place);

@@ -40,7 +40,10 @@ class SimNetwork final : public Clock {
 
   std::unique_ptr<Fabric> make_fabric(const std::string& name);
   // What endpoints say of memory from now on, see fabric.h.
-  void set_memory(bool keeps_registrations, bool may_register_callers_memory) {
+  // most_regions: so many of the caller's are described at a time, then the system pins no more.
+  void set_memory(bool keeps_registrations, bool may_register_callers_memory,
+                  size_t most_regions = SIZE_MAX) {
+    most_regions_ = most_regions;
     keeps_registrations_ = keeps_registrations;
     may_register_callers_memory_ = may_register_callers_memory;
   }
@@ -70,6 +73,7 @@ class SimNetwork final : public Clock {
 
  private:
   friend class SimEndpoint;
+  size_t most_regions_ = SIZE_MAX;
   bool keeps_registrations_ = false, may_register_callers_memory_ = true;
 
   struct Action {

@@ -78,7 +78,8 @@ Cluster::Cluster(const ClusterConfig& config)
       network_(config.seed, config.latency),
       random_(config.seed ^ 0xc1u),
       start_ms_(network_.now_ms()) {
-  network_.set_memory(config.script.keeps_registrations, !config.script.lands_in_own_memory);
+  network_.set_memory(config.script.keeps_registrations, !config.script.lands_in_own_memory,
+                      config.script.most_regions);
   size_t next = 0;
   auto plan = [&] {
     fabric::FaultPlan plan;

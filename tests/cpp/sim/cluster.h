@@ -114,6 +114,7 @@ struct Script {
   uint32_t pull_one_in = 2;     // pushes without a pull behind them
   bool supply_late = false;     // arrays become ready in any order, as with MXNet's engine
   bool arrays_repeat = false;   // arrays of earlier calls are used again, most of the time
+  size_t most_regions = SIZE_MAX;
   bool keeps_registrations = false, lands_in_own_memory = false;  // see fabric.h
   int64_t slow_ms = 0;  // the slowest worker waits so long between calls
 

@@ -106,6 +106,19 @@ TEST(Cluster, SumsAreExactWhenEventsAreDelayed) {
   });
 }
 
+// Workers that do the same in the same order, as in training: what waits for memory gets it.
+TEST(Cluster, LittleMemoryThatMayBePinnedDelaysAndLosesNothing) {
+  for_each_seed(300, [](uint64_t seed) {
+    Random random(seed);
+    ClusterConfig config = random_config(seed, &random);
+    config.script.same_order = true;
+    config.script.lands_in_own_memory = false;
+    config.script.most_regions = random.between(1, 3);
+    Cluster cluster(config);
+    expect_success(&cluster, config);
+  });
+}
+
 // More requests at once than a connection takes: what is too much has to wait, not to fail.
 TEST(Cluster, AllKeysOfALargeModelArePulledAtOnce) {
   for_each_seed(2, [](uint64_t seed) {
