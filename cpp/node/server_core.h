@@ -73,6 +73,7 @@ class ServerCore {
   void on_place_keys(const wire::PlaceKeys& place);
   // Step one: everything that can fail. Nothing changes yet.
   void on_set_optimizer(const wire::SetOptimizer& set);
+  void make_updater();
   // Step two.
   void on_decide_optimizer(const wire::DecideOptimizer& decide);
   void use_optimizer();

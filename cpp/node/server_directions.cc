@@ -77,18 +77,23 @@ void ServerCore::on_set_optimizer(const wire::SetOptimizer& set) {
   if (!factory_)
     return acknowledge(set.sequence,
                        Status(Code::unsupported, "this server runs no Python updaters"));
-  if (making_updater_)
-    return acknowledge(
-        set.sequence, Status(Code::updater,
-                             "it is still making an optimizer that was given up; try again later"));
-  // Building it imports MXNet, which takes seconds: heartbeats must go on meanwhile.
+  // One that was given up may still be in the making: the new one comes behind it.
+  if (!making_updater_) make_updater();
+}
+
+// Building it imports MXNet, which takes seconds: heartbeats must go on meanwhile.
+void ServerCore::make_updater() {
   if (updater_maker_.joinable()) updater_maker_.join();
   making_updater_ = true;
-  updater_maker_ = std::thread([this, set] {
+  updater_maker_ = std::thread([this, set = prepared_->set] {
     Result<std::shared_ptr<store::WholeTensorUpdater>> updater = factory_(set.optimizer);
     defer([this, sequence = set.sequence, updater] {
       making_updater_ = false;
-      if (!prepared_ || prepared_->set.sequence != sequence) return;  // given up meanwhile
+      if (!prepared_) return;  // given up meanwhile
+      if (prepared_->set.sequence != sequence) {
+        if (!prepared_->ready) make_updater();
+        return;
+      }
       if (updater.is_ok()) {
         prepared_->updater = updater.value();
         prepared_->ready = true;
