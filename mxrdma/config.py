@@ -105,7 +105,10 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("MXRDMA_TOKEN", str, None, "the job's secret; the launcher makes one", secret=True),
     Setting("MXRDMA_TOKEN_FILE", str, None, "a file that holds the secret, readable by its owner only"),
     Setting("MXRDMA_RANK", _integer(0, 4095), None, "the rank that this node asks for; free ones are given by arrival"),
-    Setting("MXRDMA_FABRIC", _one_of(FABRICS), "auto", "data path: auto (shm on one host, else tcp), shm, tcp or verbs"),
+    Setting(
+        "MXRDMA_FABRIC", _one_of(FABRICS), "auto",
+        "data path: auto (shm on one host, verbs where both ends can, else tcp), shm, tcp or verbs",
+    ),
     Setting("MXRDMA_DEVICE", _devices, None, "RDMA devices, such as mlx5_0:1,mlx5_1:1; default: by the node's address"),
     Setting("MXRDMA_GID_INDEX", _gid_index, "auto", "entry of the port's GID table; auto: RoCE v2, by the node's address"),
     Setting("MXRDMA_INTERFACE", str, None, "network interface whose address servers listen on", "DMLC_INTERFACE"),
