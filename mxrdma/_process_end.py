@@ -84,5 +84,5 @@ def _watch_exit_codes() -> None:
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict) or module is sys:
             continue
-        for name in [name for name, value in names.items() if value is previous and name != "previous"]:
+        for name in [name for name, value in names.items() if value is previous]:
             names[name] = exit_by_an_exception
